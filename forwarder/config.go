@@ -1,0 +1,122 @@
+package forwarder
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// Ordering says in which order a forwarder publishes.
+type Ordering string
+
+const (
+	// PerKey publishes the messages of one unit (destination, partition key) in the
+	// order of their commits. All replicas of an outbox must use it for it to hold.
+	PerKey Ordering = "per_key"
+	// None publishes in any order; replicas and workers share even a single unit.
+	None Ordering = "none"
+)
+
+// Settlement says what becomes of a row once the broker has confirmed its message.
+type Settlement string
+
+const (
+	// Delete removes the row.
+	Delete Settlement = "delete"
+	// MarkPublished keeps the row and sets its published_at.
+	MarkPublished Settlement = "mark_published"
+)
+
+// ErrInvalidConfig says that a Config cannot work; the error that wraps it names the
+// field, its value and what is allowed.
+var ErrInvalidConfig = errors.New("forwarder: invalid config")
+
+// Config configures a Forwarder. The zero value works.
+type Config struct {
+	// Schema names the outbox table. Default: public.outbox.
+	Schema schema.Postgres
+	// Ordering is PerKey or None. Default: PerKey.
+	Ordering Ordering
+	// Settlement is Delete or MarkPublished. Default: Delete.
+	Settlement Settlement
+	// Workers is how many batches are in flight at once, each on a database connection
+	// of its own: the pool must offer as many. Default: 2.
+	Workers int
+	// BatchSize is the most rows that a worker claims at once; so many messages can be
+	// sent twice when it is killed. Default: 500.
+	BatchSize int
+	// BatchBytes bounds the payloads of a batch; a single larger message goes alone.
+	// Default: 8 MiB.
+	BatchBytes int
+	// PollInterval is how long a worker that found nothing waits before it looks again.
+	// Default: 100 ms.
+	PollInterval time.Duration
+	// PublishTimeout bounds the publishing of one batch. The database frees the rows of
+	// a replica that is gone without a word a few seconds after it. Default: 30 s.
+	PublishTimeout time.Duration
+	// DatabaseTimeout bounds each statement. Default: 10 s.
+	DatabaseTimeout time.Duration
+	// RetryInitial is the wait after a first failure; it doubles with each further one,
+	// with jitter. Default: 500 ms.
+	RetryInitial time.Duration
+	// RetryMax is the longest wait between two attempts. Default: 30 s.
+	RetryMax time.Duration
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.Ordering, PerKey)
+	setDefault(&c.Settlement, Delete)
+	setDefault(&c.Workers, 2)
+	setDefault(&c.BatchSize, 500)
+	setDefault(&c.BatchBytes, 8<<20)
+	setDefault(&c.PollInterval, 100*time.Millisecond)
+	setDefault(&c.PublishTimeout, 30*time.Second)
+	setDefault(&c.DatabaseTimeout, 10*time.Second)
+	setDefault(&c.RetryInitial, 500*time.Millisecond)
+	setDefault(&c.RetryMax, 30*time.Second)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Validate reports every field that cannot work, all at once. Zero values stand for
+// their defaults. The error wraps ErrInvalidConfig or schema.ErrInvalidName.
+func (c Config) Validate() error {
+	c.setDefaults()
+	errs := []error{
+		c.Schema.Validate(),
+		oneOf("Ordering", c.Ordering, PerKey, None),
+		oneOf("Settlement", c.Settlement, Delete, MarkPublished),
+		inRange("Workers", c.Workers, 1, 1024),
+		inRange("BatchSize", c.BatchSize, 1, 100_000),
+		inRange("BatchBytes", c.BatchBytes, 1, 1<<30),
+		inRange("PollInterval", c.PollInterval, time.Millisecond, time.Hour),
+		inRange("PublishTimeout", c.PublishTimeout, time.Millisecond, 24*time.Hour),
+		inRange("DatabaseTimeout", c.DatabaseTimeout, time.Millisecond, time.Hour),
+		inRange("RetryInitial", c.RetryInitial, time.Millisecond, time.Hour),
+		inRange("RetryMax", c.RetryMax, c.RetryInitial, 24*time.Hour),
+	}
+	return errors.Join(errs...)
+}
+
+func oneOf[T ~string](field string, value T, allowed ...T) error {
+	for _, a := range allowed {
+		if value == a {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s is %q, allowed are %q", ErrInvalidConfig, field, value, allowed)
+}
+
+func inRange[T int | time.Duration](field string, value, low, high T) error {
+	if value < low || value > high {
+		return fmt.Errorf("%w: %s is %v, allowed is %v to %v", ErrInvalidConfig, field, value, low, high)
+	}
+	return nil
+}

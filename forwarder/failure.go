@@ -1,0 +1,48 @@
+package forwarder
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrRefused says that this message cannot be sent as it is, while others can.
+	ErrRefused = errors.New("forwarder: message refused")
+	// ErrUnavailable says that the broker is away; nothing is wrong with the message.
+	ErrUnavailable = errors.New("forwarder: broker unavailable")
+	// ErrDestinationUnavailable says that the destination is missing or closed to us,
+	// while the broker answers.
+	ErrDestinationUnavailable = errors.New("forwarder: destination unavailable")
+	// ErrKeyHeld says that the message was not sent, because an earlier one of its unit
+	// failed.
+	ErrKeyHeld = errors.New("forwarder: not sent, an earlier message of its unit failed")
+)
+
+// Refused marks err as the refusal of one message: it is tried again with a growing
+// delay, holds back its own unit, and stops nothing else. A nil err stays nil.
+func Refused(err error) error { return mark(ErrRefused, err) }
+
+// Unavailable marks err as the broker's absence: the batch is released, and the
+// forwarder waits before it tries again. A nil err stays nil.
+func Unavailable(err error) error { return mark(ErrUnavailable, err) }
+
+// DestinationUnavailable marks err as the absence of one destination: only its
+// messages wait. A nil err stays nil.
+func DestinationUnavailable(err error) error { return mark(ErrDestinationUnavailable, err) }
+
+func mark(kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+// classified says whether err tells of itself what kind of failure it is.
+func classified(err error) bool {
+	for _, kind := range []error{ErrRefused, ErrUnavailable, ErrDestinationUnavailable, ErrKeyHeld} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}

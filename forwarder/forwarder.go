@@ -1,0 +1,185 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// ErrAlreadyRun says that Run was called a second time: make a new Forwarder.
+var ErrAlreadyRun = errors.New("forwarder: Run was called before")
+
+// Forwarder publishes the committed rows of an outbox. Its methods are safe for
+// concurrent use.
+type Forwarder struct {
+	config    Config
+	db        *sql.DB
+	publisher message.Publisher
+	logger    watermill.LoggerAdapter
+
+	started atomic.Bool
+	running chan struct{}
+	wake    chan struct{}
+}
+
+// New returns a Forwarder that reads from db and publishes to pub: in batches if pub
+// is a BatchPublisher, else one message at a time. It closes neither. The pool must
+// allow as many connections as there are workers. A nil logger logs nothing. Errors
+// wrap ErrInvalidConfig or schema.ErrInvalidName.
+func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerAdapter) (*Forwarder, error) {
+	if db == nil {
+		return nil, fmt.Errorf("%w: db is nil", ErrInvalidConfig)
+	}
+	if pub == nil {
+		return nil, fmt.Errorf("%w: the publisher is nil", ErrInvalidConfig)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	if limit := db.Stats().MaxOpenConnections; limit > 0 && limit < cfg.Workers {
+		return nil, fmt.Errorf("%w: Workers is %d, but the pool allows only %d connections", ErrInvalidConfig, cfg.Workers, limit)
+	}
+	if logger == nil {
+		logger = watermill.NopLogger{}
+	}
+	return &Forwarder{
+		config:    cfg,
+		db:        db,
+		publisher: pub,
+		logger:    logger,
+		running:   make(chan struct{}),
+		wake:      make(chan struct{}, cfg.Workers),
+	}, nil
+}
+
+// Run forwards until ctx ends. Then it finishes the batches in flight, within
+// PublishTimeout and a few statements' time, and returns nil. A database that is away
+// is waited for, at the start as later; failures are logged and tried again. Run
+// returns an error only where nothing could ever be forwarded: the tables are missing
+// or of another version (schema.ErrNotMigrated, schema.ErrNewerSchema), the database
+// or the sequence is not fit (schema.ErrNotUTF8, schema.ErrSequenceCache), or Run was
+// called before (ErrAlreadyRun).
+func (f *Forwarder) Run(ctx context.Context) error {
+	if !f.started.CompareAndSwap(false, true) {
+		return ErrAlreadyRun
+	}
+	version, err := f.waitForDatabase(ctx)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	away := &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger}
+	var workers sync.WaitGroup
+	for range f.config.Workers {
+		w := f.newWorker(version, away)
+		workers.Go(func() { w.run(ctx) })
+	}
+	close(f.running)
+	f.logger.Info("Forwarder is running", watermill.LogFields{
+		"outbox":   f.config.Schema.Outbox(),
+		"ordering": f.config.Ordering,
+		"workers":  f.config.Workers,
+	})
+	workers.Wait()
+	f.logger.Info("Forwarder has stopped", nil)
+	return nil
+}
+
+// Running returns a channel that is closed once Run has found the database in order
+// and started its workers.
+func (f *Forwarder) Running() <-chan struct{} { return f.running }
+
+// Wake makes an idle worker look for rows at once. Call it after a commit, in the
+// same process, to save the rest of a PollInterval. It never blocks.
+func (f *Forwarder) Wake() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (f *Forwarder) newWorker(serverVersion int, away *awayDestinations) *worker {
+	publisher, ok := f.publisher.(BatchPublisher)
+	if !ok {
+		publisher = &sequential{publisher: f.publisher}
+	}
+	return &worker{
+		config:      f.config,
+		db:          f.db,
+		publisher:   publisher,
+		claimer:     newClaimer(f.config),
+		settler:     newSettler(f.config),
+		away:        away,
+		boundsQuery: boundsQuery(f.config, serverVersion),
+		wake:        f.wake,
+		logger:      f.logger,
+	}
+}
+
+// waitForDatabase returns the server's version once the tables are found fit. The
+// zero version and no error say that ctx has ended before.
+func (f *Forwarder) waitForDatabase(ctx context.Context) (version int, err error) {
+	wait := f.config.newBackOff()
+	for ctx.Err() == nil {
+		version, err := f.inspectDatabase(ctx)
+		switch {
+		case err == nil:
+			return version, nil
+		case isUnfit(err):
+			return 0, fmt.Errorf("forwarder: %w", err)
+		case ctx.Err() != nil:
+			return 0, nil
+		}
+		f.pauseBeforeStart(ctx, wait, err)
+	}
+	return 0, nil
+}
+
+func (f *Forwarder) pauseBeforeStart(ctx context.Context, wait backoff.BackOff, err error) {
+	next := wait.NextBackOff()
+	f.logger.Error("Database is unavailable, the forwarder waits to start", err, watermill.LogFields{"retry_in": next})
+	sleep(ctx, next, nil)
+}
+
+func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, f.config.DatabaseTimeout)
+	defer cancel()
+	if err := f.config.Schema.Check(ctx, f.db); err != nil {
+		return 0, err //nolint:wrapcheck // waitForDatabase wraps it
+	}
+	var text string
+	if err := f.db.QueryRowContext(ctx, `SELECT current_setting('server_version_num')`).Scan(&text); err != nil {
+		return 0, fmt.Errorf("read server_version_num: %w", err)
+	}
+	version, err = strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("read server_version_num: %w", err)
+	}
+	return version, nil
+}
+
+// isUnfit says that waiting cannot help.
+func isUnfit(err error) bool {
+	for _, reason := range []error{
+		schema.ErrInvalidName, schema.ErrNotUTF8, schema.ErrNotMigrated, schema.ErrNewerSchema,
+		schema.ErrForeignTable, schema.ErrSequenceCache,
+	} {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
+}

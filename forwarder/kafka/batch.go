@@ -1,0 +1,54 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+)
+
+// batch is a batch whose messages are checked: each is either a record or rejected.
+type batch struct {
+	client   *kgo.Client
+	records  map[*message.Message]*kgo.Record
+	rejected map[*message.Message]error
+}
+
+// send sends one wave, in which no two messages belong to one unit.
+func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
+	results := b.produce(ctx, wave)
+	if len(wave) == 1 {
+		return results
+	}
+	// A broker refuses records by the batch that the client library made of them:
+	// sent alone, each gets an answer of its own.
+	for i, err := range results {
+		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[i].Message] == nil {
+			results[i] = b.produce(ctx, wave[i:i+1])[0]
+		}
+	}
+	return results
+}
+
+// produce waits for the answer to each message: they come in any order.
+func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing) []error {
+	results := make([]error, len(wave))
+	var answers sync.WaitGroup
+	for i, msg := range wave {
+		if err := b.rejected[msg.Message]; err != nil {
+			results[i] = err
+			continue
+		}
+		answers.Add(1)
+		b.client.Produce(ctx, b.records[msg.Message], func(_ *kgo.Record, err error) {
+			results[i] = classify(err)
+			answers.Done()
+		})
+	}
+	answers.Wait()
+	return results
+}

@@ -1,0 +1,61 @@
+package kafka
+
+import (
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// metadataMinAge lets a new leader be found soon after an election.
+const metadataMinAge = 250 * time.Millisecond
+
+// newClient leaves acks=all, idempotence, no creation of topics and unlimited retries
+// as they are by default: the time is bounded by the batch.
+func (p *Publisher) newClient() (*kgo.Client, error) {
+	return kgo.NewClient( //nolint:wrapcheck // NewPublisher wraps it
+		kgo.SeedBrokers(p.config.Brokers...),
+		kgo.ClientID(p.config.ClientID),
+		kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.ProducerLinger(0),                                      // a wave is complete when it is handed over
+		kgo.ProducerBatchMaxBytes(int32(p.config.MaxMessageBytes)), //nolint:gosec // Validate bounds it
+		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(p.config.hasher())),
+		kgo.MetadataMinAge(metadataMinAge),
+		kgo.WithLogger(clientLogger{p.logger}),
+	)
+}
+
+// replace closes a client and puts a new one in its place, unless that has happened.
+func (p *Publisher) replace(stale *kgo.Client) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.client != stale {
+		return
+	}
+	fresh, err := p.newClient()
+	if err != nil { // the same options worked before
+		p.logger.Error("Kafka client could not be replaced", err, nil)
+		return
+	}
+	p.client = fresh
+	stale.Close()
+}
+
+// clientLogger hands the client library's warnings on.
+type clientLogger struct{ logger watermill.LoggerAdapter }
+
+func (clientLogger) Level() kgo.LogLevel { return kgo.LogLevelWarn }
+
+func (l clientLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
+	fields := watermill.LogFields{}
+	for i := 0; i+1 < len(keyvals); i += 2 {
+		if name, ok := keyvals[i].(string); ok {
+			fields[name] = keyvals[i+1]
+		}
+	}
+	if level == kgo.LogLevelError {
+		l.logger.Error("Kafka client: "+msg, nil, fields)
+		return
+	}
+	l.logger.Info("Kafka client: "+msg, fields)
+}

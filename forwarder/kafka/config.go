@@ -1,0 +1,99 @@
+package kafka
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// Partitioner says how a record's key chooses its partition.
+type Partitioner string
+
+const (
+	// Murmur2 is what Java clients and most others do: topics written by both are
+	// partitioned alike.
+	Murmur2 Partitioner = "murmur2"
+	// FNV1a is what sarama, and with it watermill-kafka's publisher, does: choose it to
+	// go on with topics that such a publisher has written.
+	FNV1a Partitioner = "fnv1a"
+)
+
+// DefaultMaxMessageBytes fits Kafka's default of max.message.bytes for a topic.
+const DefaultMaxMessageBytes = 1_000_012
+
+// ErrInvalidConfig says that a Config cannot work; the error that wraps it names the
+// field, its value and what is allowed.
+var ErrInvalidConfig = errors.New("kafka: invalid config")
+
+// Config configures a Publisher.
+type Config struct {
+	// Brokers are the addresses (host:port) to find the cluster by. At least one.
+	Brokers []string
+	// ClientID names this client in the broker's logs and quotas. Default:
+	// "watermill-outbox".
+	ClientID string
+	// Marshaler turns a message into a record's value and headers; the key is the
+	// partition key whatever it says. Default: watermill-kafka's DefaultMarshaler.
+	Marshaler kafka.Marshaler
+	// Partitioner is Murmur2 or FNV1a. Changing it moves keys to other partitions.
+	// Default: Murmur2.
+	Partitioner Partitioner
+	// MaxMessageBytes is the largest record that is sent; a larger one is refused. Set
+	// it to the topics' max.message.bytes. Default: DefaultMaxMessageBytes.
+	MaxMessageBytes int
+}
+
+func (c *Config) setDefaults() {
+	if c.ClientID == "" {
+		c.ClientID = "watermill-outbox"
+	}
+	if c.Marshaler == nil {
+		c.Marshaler = kafka.DefaultMarshaler{}
+	}
+	if c.Partitioner == "" {
+		c.Partitioner = Murmur2
+	}
+	if c.MaxMessageBytes == 0 {
+		c.MaxMessageBytes = DefaultMaxMessageBytes
+	}
+}
+
+// Validate reports every field that cannot work, all at once. Zero values stand for
+// their defaults. The error wraps ErrInvalidConfig.
+func (c Config) Validate() error {
+	c.setDefaults()
+	var errs []error
+	if len(c.Brokers) == 0 {
+		errs = append(errs, fmt.Errorf("%w: Brokers is empty, at least one host:port is needed", ErrInvalidConfig))
+	}
+	if c.Partitioner != Murmur2 && c.Partitioner != FNV1a {
+		errs = append(errs, fmt.Errorf("%w: Partitioner is %q, allowed are %q and %q", ErrInvalidConfig, c.Partitioner, Murmur2, FNV1a))
+	}
+	if c.MaxMessageBytes < minMessageBytes || c.MaxMessageBytes > maxMessageBytes {
+		errs = append(errs, fmt.Errorf("%w: MaxMessageBytes is %d, allowed is %d to %d",
+			ErrInvalidConfig, c.MaxMessageBytes, minMessageBytes, maxMessageBytes))
+	}
+	return errors.Join(errs...)
+}
+
+// The client library's limits for a batch of records.
+const (
+	minMessageBytes = 512
+	maxMessageBytes = 1 << 30
+)
+
+func (c Config) hasher() kgo.PartitionerHasher {
+	if c.Partitioner == FNV1a {
+		return kgo.SaramaCompatHasher(fnv1a)
+	}
+	return nil // the client library's default, murmur2
+}
+
+func fnv1a(key []byte) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write(key) // a hash never fails
+	return h.Sum32()
+}

@@ -1,0 +1,124 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+)
+
+// ErrClosed says that the Publisher was closed.
+var ErrClosed = errors.New("kafka: the publisher is closed")
+
+// Publisher sends messages to Kafka. It is a Watermill publisher and a
+// forwarder.BatchPublisher. It is safe for concurrent use.
+type Publisher struct {
+	config Config
+	logger watermill.LoggerAdapter
+
+	mu     sync.Mutex
+	client *kgo.Client // nil: closed
+}
+
+var (
+	_ message.Publisher        = (*Publisher)(nil)
+	_ forwarder.BatchPublisher = (*Publisher)(nil)
+)
+
+// NewPublisher returns a Publisher. It does not connect yet: brokers that are away
+// show when the first batch is sent. A nil logger logs nothing. Errors wrap
+// ErrInvalidConfig. Close it to free its connections.
+func NewPublisher(cfg Config, logger watermill.LoggerAdapter) (*Publisher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	if logger == nil {
+		logger = watermill.NopLogger{}
+	}
+	p := &Publisher{config: cfg, logger: logger}
+	client, err := p.newClient()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	p.client = client
+	return p, nil
+}
+
+// Publish sends messages one after another and returns the first error. A message's
+// key is its UUID. It waits for each confirmation until the message's context ends.
+func (p *Publisher) Publish(topic string, msgs ...*message.Message) error {
+	for _, msg := range msgs {
+		outgoing := forwarder.Outgoing{Destination: topic, PartitionKey: msg.UUID, Message: msg}
+		if err := p.PublishBatch(msg.Context(), []forwarder.Outgoing{outgoing})[0]; err != nil {
+			return fmt.Errorf("kafka: message %q to %q: %w", msg.UUID, topic, err)
+		}
+	}
+	return nil
+}
+
+// PublishBatch sends a batch as forwarder.BatchPublisher describes. What can be
+// checked (marshalling, topics) is checked before the first message is sent.
+func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing) []error {
+	client := p.currentClient()
+	if client == nil {
+		return same(len(msgs), forwarder.Unavailable(ErrClosed))
+	}
+	missing, err := missingTopics(ctx, client, msgs)
+	if err != nil {
+		return same(len(msgs), forwarder.Unavailable(err))
+	}
+	b := batch{
+		client:   client,
+		records:  make(map[*message.Message]*kgo.Record, len(msgs)),
+		rejected: make(map[*message.Message]error),
+	}
+	for _, msg := range msgs {
+		record, err := p.record(msg)
+		switch {
+		case err != nil:
+			b.rejected[msg.Message] = forwarder.Refused(err)
+		case missing[msg.Destination] != nil:
+			b.rejected[msg.Message] = forwarder.DestinationUnavailable(missing[msg.Destination])
+		default:
+			b.records[msg.Message] = record
+		}
+	}
+	// A request that a broker does not answer holds its records for longer than ctx
+	// allows: closing the connection ends that. What was sent is sent again.
+	stop := context.AfterFunc(ctx, func() { p.replace(client) })
+	defer stop()
+	return forwarder.Waves(ctx, msgs, b.send)
+}
+
+// Close ends all connections. Batches in flight fail.
+func (p *Publisher) Close() error {
+	p.mu.Lock()
+	client := p.client
+	p.client = nil
+	p.mu.Unlock()
+	if client != nil {
+		client.Close()
+	}
+	return nil
+}
+
+func (p *Publisher) currentClient() *kgo.Client {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.client
+}
+
+func same(n int, err error) []error {
+	results := make([]error, n)
+	for i := range results {
+		results[i] = err
+	}
+	return results
+}

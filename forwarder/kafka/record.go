@@ -1,0 +1,38 @@
+package kafka
+
+import (
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+)
+
+// record brings what watermill-kafka's marshaler makes of a message into the form of
+// the client library. A panic of a marshaler is the fault of that message.
+func (p *Publisher) record(msg forwarder.Outgoing) (record *kgo.Record, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("marshal: panic: %v", r) //nolint:err113 // what was thrown is no error of ours
+		}
+	}()
+	marshalled, err := p.config.Marshaler.Marshal(msg.Destination, msg.Message)
+	if err != nil {
+		return nil, fmt.Errorf("marshal: %w", err)
+	}
+	record = &kgo.Record{
+		Topic:     msg.Destination,
+		Key:       []byte(msg.PartitionKey),
+		Timestamp: marshalled.Timestamp,
+		Headers:   make([]kgo.RecordHeader, len(marshalled.Headers)),
+	}
+	if marshalled.Value != nil {
+		if record.Value, err = marshalled.Value.Encode(); err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+	}
+	for i, header := range marshalled.Headers {
+		record.Headers[i] = kgo.RecordHeader{Key: string(header.Key), Value: header.Value}
+	}
+	return record, nil
+}

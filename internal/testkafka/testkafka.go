@@ -1,0 +1,127 @@
+// Package testkafka gives each test topics of its own on a real Kafka broker.
+package testkafka
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+const (
+	defaultBrokers = "127.0.0.1:29092"
+	requestTimeout = 30 * time.Second
+)
+
+// Brokers are the addresses of the test broker.
+func Brokers() []string {
+	if brokers := os.Getenv("KAFKA_BROKERS"); brokers != "" {
+		return strings.Split(brokers, ",")
+	}
+	return strings.Split(defaultBrokers, ",")
+}
+
+// TopicName returns a name that no other test has. The topic does not exist yet.
+func TopicName(t *testing.T) string {
+	t.Helper()
+	random := make([]byte, 6)
+	_, err := rand.Read(random)
+	require.NoError(t, err)
+	return "test-" + hex.EncodeToString(random)
+}
+
+// NewTopic creates a topic that is deleted after the test. Configs are pairs of topic
+// settings, as "max.message.bytes", "1000". It fails the test where no broker
+// answers: start one with "make services".
+func NewTopic(t *testing.T, partitions int32, configs ...string) string {
+	t.Helper()
+	name := TopicName(t)
+	CreateTopic(t, name, partitions, configs...)
+	return name
+}
+
+// CreateTopic is NewTopic with a given name.
+func CreateTopic(t *testing.T, name string, partitions int32, configs ...string) {
+	t.Helper()
+	client := newClient(t)
+	topic := kmsg.NewCreateTopicsRequestTopic()
+	topic.Topic = name
+	topic.NumPartitions = partitions
+	topic.ReplicationFactor = 1
+	for i := 0; i+1 < len(configs); i += 2 {
+		config := kmsg.NewCreateTopicsRequestTopicConfig()
+		config.Name, config.Value = configs[i], &configs[i+1]
+		topic.Configs = append(topic.Configs, config)
+	}
+	request := kmsg.NewPtrCreateTopicsRequest()
+	request.Topics = append(request.Topics, topic)
+
+	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+	defer cancel()
+	response, err := request.RequestWith(ctx, client)
+	require.NoErrorf(t, err, "no Kafka at %v: run \"make services\", or set KAFKA_BROKERS", Brokers())
+	require.NoError(t, kerr.ErrorForCode(response.Topics[0].ErrorCode))
+	t.Cleanup(func() { DeleteTopic(t, name) })
+}
+
+// DeleteTopic deletes a topic if it exists.
+func DeleteTopic(t *testing.T, name string) {
+	t.Helper()
+	client := newClient(t)
+	topic := kmsg.NewDeleteTopicsRequestTopic()
+	topic.Topic = &name
+	request := kmsg.NewPtrDeleteTopicsRequest()
+	request.Topics = append(request.Topics, topic)
+	request.TopicNames = []string{name}
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+	defer cancel()
+	response, err := request.RequestWith(ctx, client)
+	require.NoError(t, err)
+	if err := kerr.ErrorForCode(response.Topics[0].ErrorCode); err != nil {
+		require.ErrorIs(t, err, kerr.UnknownTopicOrPartition)
+	}
+}
+
+func newClient(t *testing.T, opts ...kgo.Opt) *kgo.Client {
+	t.Helper()
+	client, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(Brokers()...)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return client
+}
+
+// Consumer reads a topic from its beginning.
+type Consumer struct{ client *kgo.Client }
+
+// NewConsumer returns a Consumer of all partitions of the topics, without a group.
+func NewConsumer(t *testing.T, topics ...string) *Consumer {
+	t.Helper()
+	return &Consumer{client: newClient(t,
+		kgo.ConsumeTopics(topics...),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchMaxWait(100*time.Millisecond),
+	)}
+}
+
+// Take waits for the next n records, and fails the test where they do not come.
+func (c *Consumer) Take(t *testing.T, n int) []*kgo.Record {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+	defer cancel()
+	var records []*kgo.Record
+	for len(records) < n {
+		fetches := c.client.PollRecords(ctx, n-len(records))
+		require.NoErrorf(t, ctx.Err(), "%d of %d records came", len(records), n)
+		require.Empty(t, fetches.Errors())
+		records = append(records, fetches.Records()...)
+	}
+	return records
+}

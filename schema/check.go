@@ -1,0 +1,75 @@
+package schema
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNotMigrated says that the tables are missing, or older than this version of
+	// the module: call Migrate.
+	ErrNotMigrated = errors.New("schema: the tables are missing or too old, call Migrate")
+	// ErrSequenceCache says that the sequence behind the outbox's seq hands out numbers
+	// in blocks. The order of seq within an ordering unit is then no longer the order
+	// of commits; set it back with ALTER TABLE … ALTER COLUMN seq SET CACHE 1.
+	ErrSequenceCache = errors.New("schema: the sequence of the outbox must have CACHE 1")
+)
+
+// Check reports whether the tables are there in the version of this module, the
+// database is encoded in UTF8 and the outbox's sequence is as order needs it. It
+// only reads. Errors wrap ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrNewerSchema
+// or ErrSequenceCache, or come from the database.
+func (s Postgres) Check(ctx context.Context, db *sql.DB) error {
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	if err := requireUTF8(ctx, db); err != nil {
+		return err
+	}
+	exists, err := s.relationExists(ctx, db, migrationsTable)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		return fmt.Errorf("%w: no migration has run in schema %q", ErrNotMigrated, s.withDefaults().Schema)
+	}
+	for _, c := range s.components() {
+		if err := s.checkVersion(ctx, db, c); err != nil {
+			return err
+		}
+	}
+	return s.checkSequence(ctx, db)
+}
+
+func (s Postgres) checkVersion(ctx context.Context, db *sql.DB, c component) error {
+	files, err := migrationsOf(c.kind)
+	if err != nil {
+		return err
+	}
+	version, err := s.appliedVersion(ctx, db, c)
+	if err != nil {
+		return err
+	}
+	if version < len(files) {
+		return fmt.Errorf("%w: %s is at version %d, this module needs %d", ErrNotMigrated, s.qualified(c.table), version, len(files))
+	}
+	if version > len(files) {
+		return fmt.Errorf("%w: %s is at version %d, this module knows %d", ErrNewerSchema, s.qualified(c.table), version, len(files))
+	}
+	return nil
+}
+
+func (s Postgres) checkSequence(ctx context.Context, db *sql.DB) error {
+	var cache int64
+	err := db.QueryRowContext(ctx, `SELECT seqcache FROM pg_catalog.pg_sequence
+		WHERE seqrelid = pg_catalog.pg_get_serial_sequence($1, 'seq')::pg_catalog.regclass`, s.Outbox()).Scan(&cache)
+	if err != nil {
+		return fmt.Errorf("schema: read the sequence of %s: %w", s.Outbox(), err)
+	}
+	if cache != 1 {
+		return fmt.Errorf("%w: %s has CACHE %d", ErrSequenceCache, s.Outbox(), cache)
+	}
+	return nil
+}
