@@ -16,6 +16,10 @@ const (
 	MaxDestinationBytes = 255
 )
 
+// reservedMetadata is the header in which watermill-kafka carries a message's UUID; its
+// marshaler would refuse such a message for ever.
+const reservedMetadata = "_watermill_message_uuid"
+
 func validateDestination(destination string) error {
 	switch rule := brokenTextRule(destination); {
 	case destination == "":
@@ -43,6 +47,9 @@ func validateID(msg *message.Message) error {
 
 func validateMetadata(metadata message.Metadata) error {
 	for name, value := range metadata {
+		if name == reservedMetadata {
+			return fmt.Errorf("%w: the metadata key %q is reserved: Watermill's Kafka marshaler keeps the event id there", ErrInvalidMessage, name)
+		}
 		if rule := brokenTextRule(name); rule != "" {
 			return fmt.Errorf("%w: the metadata key %q %s", ErrInvalidMessage, name, rule)
 		}

@@ -7,32 +7,23 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/ThreeDotsLabs/watermill"
 )
 
 // databaseMargin is how much longer than PublishTimeout the database keeps the rows
 // of a claim whose forwarder says nothing.
 const databaseMargin = 5 * time.Second
 
-// outcome says what came of one turn of a worker.
-type outcome struct {
-	claimed   int
-	confirmed int
-	// unavailable is the first failure that looks like the broker's.
-	unavailable error
-}
-
-// forwardBatch claims, publishes and settles one batch in one transaction. It ends
-// the batch even if ctx ends meanwhile: a message that is sent should be settled. An
-// error leaves everything as it was before; what the broker has confirmed by then is
-// sent again.
+// forwardBatch claims, publishes and settles one batch in one transaction. The end of
+// ctx gives up a claim, but not a batch that is being published: what is sent should
+// be settled. An error leaves everything as it was before; what the broker has
+// confirmed by then is sent again.
 func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
 	cfg := w.config
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.PublishTimeout+4*cfg.DatabaseTimeout)
+	batchCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.PublishTimeout+4*cfg.DatabaseTimeout)
 	defer cancel()
+	keepOnCancel := context.AfterFunc(ctx, cancel)
 
-	tx, err := w.begin(ctx)
+	tx, err := w.begin(batchCtx)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -41,22 +32,24 @@ func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	rows, err := w.claimer.claim(ctx, tx, w.away.destinations())
+	rows, err := w.claimer.claim(batchCtx, tx, w.away.destinations())
 	if err != nil || len(rows) == 0 {
 		return outcome{}, err
 	}
-	results := w.publish(ctx, rows)
-	out, confirmed, failures := w.sort(rows, results)
-	if err := w.settler.settle(ctx, tx, confirmed); err != nil {
-		return out, err
+	if !keepOnCancel() {
+		return outcome{}, ctx.Err()
 	}
-	if err := w.settler.delay(ctx, tx, failures); err != nil {
-		return out, err
+	v := w.judge(rows, w.publish(batchCtx, rows))
+	if err := w.settler.settle(batchCtx, tx, v.confirmed); err != nil {
+		return v.outcome, err
+	}
+	if err := w.settler.delay(batchCtx, tx, v.delayed); err != nil {
+		return v.outcome, err
 	}
 	if err := tx.Commit(); err != nil {
-		return out, fmt.Errorf("commit: %w", err)
+		return v.outcome, fmt.Errorf("commit: %w", err)
 	}
-	return out, nil
+	return v.outcome, nil
 }
 
 // begin starts a claim's transaction with bounds of our own: whatever the server's
@@ -117,48 +110,6 @@ func (w *worker) publish(ctx context.Context, rows []row) []error {
 }
 
 var errResultCount = errors.New("forwarder: the publisher broke its contract")
-
-// sort divides a batch into what is settled, what waits on its own, and what is left
-// as it is.
-func (w *worker) sort(rows []row, results []error) (out outcome, confirmed []int64, failures []failure) {
-	out.claimed = len(rows)
-	for i, err := range results {
-		r := rows[i]
-		switch {
-		case err == nil:
-			confirmed = append(confirmed, r.seq)
-			w.away.back(r.outgoing.Destination)
-		case errors.Is(err, ErrKeyHeld):
-		case errors.Is(err, ErrDestinationUnavailable):
-			w.away.gone(r.outgoing.Destination, err)
-		case errors.Is(err, ErrUnavailable):
-			out.noteUnavailable(err)
-		case errors.Is(err, ErrRefused):
-			failures = append(failures, failure{seq: r.seq, spent: 1, err: err})
-			w.logFailure(r, err)
-		default:
-			out.noteUnavailable(err)
-			failures = append(failures, failure{seq: r.seq, err: err})
-			w.logFailure(r, err)
-		}
-	}
-	out.confirmed = len(confirmed)
-	return out, confirmed, failures
-}
-
-func (o *outcome) noteUnavailable(err error) {
-	if o.unavailable == nil {
-		o.unavailable = err
-	}
-}
-
-func (w *worker) logFailure(r row, err error) {
-	w.logger.Error("Message was not published, it will be tried again", err, watermill.LogFields{
-		"seq":          r.seq,
-		"message_uuid": r.outgoing.Message.UUID,
-		"destination":  r.outgoing.Destination,
-	})
-}
 
 // storable makes an error's text fit for a text column.
 func storable(text string) string {

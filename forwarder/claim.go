@@ -98,7 +98,7 @@ func rowsQuery(s schema.Postgres, filter, lock string) string {
 // their last holder settled is gone. In one statement the snapshot would be older
 // than the lock, and settled rows would be sent again.
 func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string) ([]row, error) {
-	args := []any{c.batchSize, c.batchBytes, pq.StringArray(away)}
+	args := []any{c.batchSize, c.batchBytes, append(pq.StringArray{}, away...)} // never NULL
 	if c.ordering == PerKey {
 		lanes, total, err := c.claimLanes(ctx, tx)
 		if err != nil || len(lanes) == 0 {

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -29,10 +30,12 @@ func (w *worker) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		out, err := w.forwardBatch(ctx)
 		switch {
+		case err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled):
+			return
 		case err != nil:
 			w.pause(ctx, backOff.NextBackOff(), "Batch failed, its messages stay in the outbox", err)
-		case out.unavailable != nil && out.confirmed == 0:
-			w.pause(ctx, backOff.NextBackOff(), "Broker is unavailable, messages stay in the outbox", out.unavailable)
+		case out.obstacle != nil && out.confirmed == 0:
+			w.pause(ctx, backOff.NextBackOff(), "Broker is unavailable, messages stay in the outbox", out.obstacle)
 		case out.claimed == 0:
 			backOff.Reset()
 			w.idle(ctx)

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,12 +81,7 @@ func DSN(t *testing.T) string {
 	if dsn == "" {
 		dsn = defaultDSN
 	}
-	parsed, err := url.Parse(dsn)
-	require.NoError(t, err, "POSTGRES_DSN must be a URL")
-	query := parsed.Query()
-	query.Set("search_path", "")
-	parsed.RawQuery = query.Encode()
-	return parsed.String()
+	return WithSetting(t, dsn, "search_path", "")
 }
 
 // RandomName returns a short name that no other test has, of letters and digits.
@@ -95,4 +91,15 @@ func RandomName(t *testing.T) string {
 	_, err := rand.Read(random)
 	require.NoError(t, err)
 	return hex.EncodeToString(random)
+}
+
+// WithSetting adds a server setting, such as default_transaction_isolation, to a DSN.
+func WithSetting(t *testing.T, dsn, name, value string) string {
+	t.Helper()
+	parsed, err := url.Parse(dsn)
+	require.NoError(t, err, "POSTGRES_DSN must be a URL")
+	query := parsed.Query()
+	query.Set(name, value)
+	parsed.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus literally
+	return parsed.String()
 }
