@@ -1,0 +1,216 @@
+package kafka_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/IBM/sarama"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/forwarder/kafka"
+	"github.com/watermill-outbox/outbox/internal/testkafka"
+)
+
+func outgoing(topic, key, id, payload string) forwarder.Outgoing {
+	return forwarder.Outgoing{Destination: topic, PartitionKey: key, Message: message.NewMessage(id, []byte(payload))}
+}
+
+func publish(t *testing.T, publisher *kafka.Publisher, msgs ...forwarder.Outgoing) []error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	return publisher.PublishBatch(ctx, msgs)
+}
+
+func idOf(t *testing.T, record *kgo.Record) string {
+	t.Helper()
+	for _, header := range record.Headers {
+		if header.Key == "_watermill_message_uuid" {
+			return string(header.Value)
+		}
+	}
+	require.Fail(t, "a record without an id")
+	return ""
+}
+
+func TestBatchKeepsOrderWithinKeys(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 4)
+	publisher := newPublisher(t, kafka.Config{})
+	var msgs []forwarder.Outgoing
+	for n := range 200 {
+		msgs = append(msgs, outgoing(topic, fmt.Sprintf("key-%d", n%5), fmt.Sprint(n), "x"))
+	}
+	for _, err := range publish(t, publisher, msgs...) {
+		require.NoError(t, err)
+	}
+	last := map[string]int{}
+	for _, record := range testkafka.NewConsumer(t, topic).Take(t, 200) {
+		var n int
+		_, err := fmt.Sscan(idOf(t, record), &n)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("key-%d", n%5), string(record.Key))
+		previous, seen := last[string(record.Key)]
+		require.True(t, !seen && n < 5 || seen && n == previous+5, "%d after %d", n, previous)
+		last[string(record.Key)] = n
+	}
+}
+
+// The client refuses a message that it knows to be too large, the broker the whole
+// batch of records with it: either way only that message fails, and those behind it in
+// its unit are not sent.
+func TestTooLargeMessageFailsAlone(t *testing.T) {
+	t.Parallel()
+	for name, maxMessageBytes := range map[string]int{"by the client": 10_000, "by the broker": 1 << 20} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			topic := testkafka.NewTopic(t, 1, "max.message.bytes", "10000")
+			publisher := newPublisher(t, kafka.Config{MaxMessageBytes: maxMessageBytes})
+			large := outgoing(topic, "a", "a-2", string(incompressible(20_000)))
+			results := publish(t, publisher,
+				outgoing(topic, "a", "a-1", "x"), outgoing(topic, "b", "b-1", "x"),
+				large, outgoing(topic, "a", "a-3", "x"),
+				outgoing(topic, "b", "b-2", "x"), outgoing(topic, "c", "c-1", "x"))
+			for i, want := range []error{nil, nil, forwarder.ErrRefused, forwarder.ErrKeyHeld, nil, nil} {
+				require.ErrorIs(t, results[i], want, "message %d", i)
+			}
+			var got []string
+			for _, record := range testkafka.NewConsumer(t, topic).Take(t, 4) {
+				got = append(got, idOf(t, record))
+			}
+			require.ElementsMatch(t, []string{"a-1", "b-1", "b-2", "c-1"}, got)
+			require.NoError(t, publish(t, publisher, outgoing(topic, "a", "a-4", "x"))[0], "the client works on")
+		})
+	}
+}
+
+func incompressible(n int) []byte {
+	payload := make([]byte, n)
+	state := uint32(1)
+	for i := range payload {
+		state ^= state << 13
+		state ^= state >> 17
+		state ^= state << 5
+		payload[i] = byte(state)
+	}
+	return payload
+}
+
+func TestUnknownTopicFailsAlone(t *testing.T) {
+	t.Parallel()
+	topic, unknown := testkafka.NewTopic(t, 1), testkafka.TopicName(t)
+	publisher := newPublisher(t, kafka.Config{})
+	msgs := []forwarder.Outgoing{
+		outgoing(unknown, "a", "1", "x"), outgoing(topic, "a", "2", "x"),
+		outgoing(unknown, "a", "3", "x"), outgoing("not a topic!", "a", "4", "x"),
+	}
+	results := publish(t, publisher, msgs...)
+	require.ErrorIs(t, results[0], forwarder.ErrDestinationUnavailable)
+	require.ErrorContains(t, results[0], unknown)
+	require.NoError(t, results[1])
+	require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+	require.ErrorIs(t, results[3], forwarder.ErrDestinationUnavailable)
+
+	testkafka.CreateTopic(t, unknown, 1)
+	require.Eventually(t, func() bool { return publish(t, publisher, msgs[0])[0] == nil }, 30*time.Second, 50*time.Millisecond)
+}
+
+func TestMarshallingIsCheckedBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1)
+	reserved := outgoing(topic, "a", "2", "x")
+	reserved.Message.Metadata.Set("_watermill_message_uuid", "other")
+	publisher := newPublisher(t, kafka.Config{})
+	results := publish(t, publisher, outgoing(topic, "a", "1", "x"), reserved, outgoing(topic, "a", "3", "x"))
+	require.NoError(t, results[0])
+	require.ErrorIs(t, results[1], forwarder.ErrRefused)
+	require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+
+	panicking := newPublisher(t, kafka.Config{Marshaler: panicMarshaler{}})
+	require.ErrorIs(t, publish(t, panicking, outgoing(topic, "a", "4", "x"))[0], forwarder.ErrRefused)
+}
+
+type panicMarshaler struct{}
+
+func (panicMarshaler) Marshal(string, *message.Message) (*sarama.ProducerMessage, error) {
+	panic("test: panic")
+}
+
+func TestPartitionersAgreeWithOtherClients(t *testing.T) {
+	t.Parallel()
+	const partitions = 7
+	topic := testkafka.NewTopic(t, partitions)
+	// Hashes from the Java client's own tests.
+	javaHashes := map[string]int32{"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+	saramaPartitioner := sarama.NewHashPartitioner(topic)
+	want := map[string]int32{}
+	var java, goClients []forwarder.Outgoing
+	for key, hash := range javaHashes {
+		java = append(java, outgoing(topic, key, "java "+key, "x"))
+		want["java "+key] = (hash & 0x7fffffff) % partitions
+
+		partition, err := saramaPartitioner.Partition(&sarama.ProducerMessage{Key: sarama.StringEncoder(key)}, partitions)
+		require.NoError(t, err)
+		goClients = append(goClients, outgoing(topic, key, "sarama "+key, "x"))
+		want["sarama "+key] = partition
+	}
+	publish(t, newPublisher(t, kafka.Config{}), java...)
+	publish(t, newPublisher(t, kafka.Config{Partitioner: kafka.FNV1a}), goClients...)
+	got := map[string]int32{}
+	for _, record := range testkafka.NewConsumer(t, topic).Take(t, len(want)) {
+		got[idOf(t, record)] = record.Partition
+	}
+	require.Equal(t, want, got)
+}
+
+func TestPlainPublishWaitsForTheConfirmation(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1)
+	publisher := newPublisher(t, kafka.Config{})
+	require.NoError(t, publisher.Publish(topic, message.NewMessage("1", []byte("x")), message.NewMessage("2", []byte("y"))))
+	records := testkafka.NewConsumer(t, topic).Take(t, 2)
+	require.Equal(t, "1", idOf(t, records[0]))
+	require.Equal(t, "1", string(records[0].Key))
+	require.Equal(t, "y", string(records[1].Value))
+
+	err := publisher.Publish(testkafka.TopicName(t), message.NewMessage("3", nil))
+	require.ErrorIs(t, err, forwarder.ErrDestinationUnavailable)
+}
+
+// A broker that takes connections and never answers.
+func TestSilentBrokerIsBoundedByTheContext(t *testing.T) {
+	t.Parallel()
+	var listen net.ListenConfig
+	silent, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	publisher, err := kafka.NewPublisher(kafka.Config{Brokers: []string{silent.Addr().String()}}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	results := publisher.PublishBatch(ctx, []forwarder.Outgoing{outgoing("x", "a", "1", ""), outgoing("x", "b", "2", "")})
+	require.Len(t, results, 2)
+	require.ErrorIs(t, results[0], forwarder.ErrUnavailable)
+	require.ErrorIs(t, results[1], forwarder.ErrUnavailable)
+
+	require.NoError(t, publisher.Close())
+	require.NoError(t, publisher.Close(), "closing twice does no harm")
+	require.ErrorIs(t, publisher.PublishBatch(t.Context(), []forwarder.Outgoing{outgoing("x", "a", "1", "")})[0], kafka.ErrClosed)
+}
+
+func TestConfigReportsAllErrorsAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := kafka.NewPublisher(kafka.Config{Partitioner: "md5", MaxMessageBytes: -1}, nil)
+	require.ErrorIs(t, err, kafka.ErrInvalidConfig)
+	for _, text := range []string{
+		"Brokers is empty", `Partitioner is "md5", allowed are "murmur2" and "fnv1a"`, "MaxMessageBytes is -1, allowed is 512 to 1073741824",
+	} {
+		require.ErrorContains(t, err, text)
+	}
+}
