@@ -48,7 +48,7 @@ func validateID(msg *message.Message) error {
 func validateMetadata(metadata message.Metadata) error {
 	for name, value := range metadata {
 		if name == reservedMetadata {
-			return fmt.Errorf("%w: the metadata key %q is reserved: Watermill's Kafka marshaler keeps the event id there", ErrInvalidMessage, name)
+			return fmt.Errorf("%w: the metadata key %q is reserved: watermill-kafka keeps the event id there", ErrInvalidMessage, name)
 		}
 		if rule := brokenTextRule(name); rule != "" {
 			return fmt.Errorf("%w: the metadata key %q %s", ErrInvalidMessage, name, rule)

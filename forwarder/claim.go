@@ -110,7 +110,7 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string) ([]row, e
 }
 
 func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
-	start := rand.IntN(maxLanes) //nolint:gosec // spreads workers over lanes, nothing is secret
+	start := rand.IntN(maxLanes)
 	rows, err := tx.QueryContext(ctx, c.lanesQuery, c.lockBase, start, c.workers)
 	if err != nil {
 		return nil, 0, fmt.Errorf("claim lanes: %w", err)

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/watermill-outbox/outbox/schema"
@@ -106,10 +107,8 @@ func (c Config) Validate() error {
 }
 
 func oneOf[T ~string](field string, value T, allowed ...T) error {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return fmt.Errorf("%w: %s is %q, allowed are %q", ErrInvalidConfig, field, value, allowed)
 }

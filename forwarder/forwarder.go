@@ -75,11 +75,11 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		return ErrAlreadyRun
 	}
 	version, err := f.waitForDatabase(ctx)
+	if errors.Is(err, errStopped) {
+		return nil
+	}
 	if err != nil {
 		return err
-	}
-	if ctx.Err() != nil {
-		return nil
 	}
 	away := &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger}
 	var workers sync.WaitGroup
@@ -129,26 +129,29 @@ func (f *Forwarder) newWorker(serverVersion int, away *awayDestinations) *worker
 	}
 }
 
-// waitForDatabase returns the server's version once the tables are found fit. The
-// zero version and no error say that ctx has ended before.
+// errStopped says that ctx ended before the forwarder had started.
+var errStopped = errors.New("forwarder: stopped")
+
+// waitForDatabase returns the server's version once the tables are found fit.
 func (f *Forwarder) waitForDatabase(ctx context.Context) (version int, err error) {
 	wait := f.config.newBackOff()
 	for ctx.Err() == nil {
 		version, err := f.inspectDatabase(ctx)
-		switch {
-		case err == nil:
+		if err == nil {
 			return version, nil
-		case isUnfit(err):
+		}
+		if isUnfit(err) {
 			return 0, fmt.Errorf("forwarder: %w", err)
-		case ctx.Err() != nil:
-			return 0, nil
 		}
 		f.pauseBeforeStart(ctx, wait, err)
 	}
-	return 0, nil
+	return 0, errStopped
 }
 
 func (f *Forwarder) pauseBeforeStart(ctx context.Context, wait backoff.BackOff, err error) {
+	if ctx.Err() != nil {
+		return
+	}
 	next := wait.NextBackOff()
 	f.logger.Error("Database is unavailable, the forwarder waits to start", err, watermill.LogFields{"retry_in": next})
 	sleep(ctx, next, nil)

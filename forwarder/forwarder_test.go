@@ -239,7 +239,8 @@ func TestStopFinishesTheBatchInFlight(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- stop() }()
 	select {
-	case <-stopped:
+	case err := <-stopped:
+		require.NoError(t, err)
 		require.Fail(t, "Run returned while a batch was in flight")
 	case <-time.After(50 * time.Millisecond):
 	}

@@ -24,7 +24,7 @@ type sequential struct {
 	publisher message.Publisher
 	// pending ends when a call of Publish that outlived its bound has returned. Until
 	// then no other is made, so that a publisher that hangs costs one goroutine.
-	pending chan error
+	pending <-chan struct{}
 }
 
 func (s *sequential) PublishBatch(ctx context.Context, msgs []Outgoing) []error {
@@ -69,13 +69,16 @@ func (s *sequential) publish(ctx context.Context, msg Outgoing) error {
 		}
 	}
 	msg.Message.SetContext(ctx)
-	done := make(chan error, 1)
-	go func() { done <- recovered(func() error { return s.publisher.Publish(msg.Destination, msg.Message) }) }()
+	done, returned := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(returned)
+		done <- recovered(func() error { return s.publisher.Publish(msg.Destination, msg.Message) })
+	}()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		s.pending = done
+		s.pending = returned
 		return Unavailable(fmt.Errorf("publish: %w", ctx.Err()))
 	}
 }

@@ -54,7 +54,7 @@ func (w *worker) pause(ctx context.Context, wait time.Duration, what string, err
 // do not ask together.
 func (w *worker) idle(ctx context.Context) {
 	interval := w.config.PollInterval
-	jittered := interval*9/10 + rand.N(interval/5+1) //nolint:gosec // jitter, nothing is secret
+	jittered := interval*9/10 + rand.N(interval/5+1)
 	sleep(ctx, jittered, w.wake)
 }
 

@@ -39,7 +39,7 @@ func TestTableRefusesWhatCannotBeForwarded(t *testing.T) {
 		"empty id":          `'', 'orders', 'x', NULL, '{}'`,
 		"id too long":       `repeat('x', 256), 'orders', 'x', NULL, '{}'`,
 		"no destination":    `'1', '', 'x', NULL, '{}'`,
-		"no payload":        `'1', 'orders', NULL, NULL, '{}'`,
+		"no payload":        `'1', 'orders', NULL::text, NULL, '{}'`,
 		"two payloads":      `'1', 'orders', 'x', '\x00', '{}'`,
 		"metadata is array": `'1', 'orders', 'x', NULL, '[]'`,
 	} {
@@ -57,8 +57,11 @@ func TestUnitHash(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	for _, row := range []struct{ id, destination, key string }{
-		{"1", "orders", `NULL`}, {"1", "orders", `''`}, {"2", "orders", `'1'`},
-		{"3", "orders", `'a'`}, {"4", "invoices", `'a'`},
+		{"1", "orders", `NULL`},
+		{"1", "orders", `''`},
+		{"2", "orders", `'1'`},
+		{"3", "orders", `'a'`},
+		{"4", "invoices", `'a'`},
 	} {
 		_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+`
 			(id, destination, partition_key, payload) VALUES ($1, $2, `+row.key+`, '')`, row.id, row.destination)

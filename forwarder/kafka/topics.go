@@ -26,7 +26,7 @@ func missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Out
 		}
 		seen[msg.Destination] = true
 		topic := kmsg.NewMetadataRequestTopic()
-		topic.Topic = kmsg.StringPtr(msg.Destination)
+		topic.Topic = new(msg.Destination)
 		request.Topics = append(request.Topics, topic)
 	}
 	response, err := client.RequestCachedMetadata(ctx, request, topicsMaxAge)

@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"net/url"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -77,11 +76,7 @@ func Open(t *testing.T, driver, dsn string) *sql.DB {
 // qualified is not found.
 func DSN(t *testing.T) string {
 	t.Helper()
-	dsn := os.Getenv("POSTGRES_DSN")
-	if dsn == "" {
-		dsn = defaultDSN
-	}
-	return WithSetting(t, dsn, "search_path", "")
+	return WithSetting(t, address(), "search_path", "")
 }
 
 // RandomName returns a short name that no other test has, of letters and digits.

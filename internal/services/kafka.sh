@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Starts or stops the Apache Kafka of the tests: kafka.sh start|stop. One node,
+# broker at 127.0.0.1:$SERVICES_KAFKA_PORT (29092), controller at the port after
+# it. If KAFKA_BROKERS is set, those are asked for a sign of life instead, and none
+# is started.
+service=kafka
+# shellcheck source=internal/services/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+port=${SERVICES_KAFKA_PORT:-29092}
+address=127.0.0.1:$port
+
+# 16 bytes in base64, as Kafka wants it: "watermill-outbox". By it a running server
+# is known as ours.
+cluster_id=d2F0ZXJtaWxsLW91dGJveA
+
+# ask_metadata HOST:PORT prints the broker's answer to a Metadata request of version
+# 2 that names no topic. An open port says little: Kafka listens before it is ready.
+ask_metadata() {
+  # Length 14, then: api key 3, version 2, correlation id 1, no client id, 0 topics.
+  # shellcheck disable=SC2016 # the inner shell expands it
+  bounded 5 bash -c '
+    exec 3<>"/dev/tcp/${1%:*}/${1##*:}" || exit 1
+    printf "\0\0\0\16\0\3\0\2\0\0\0\1\377\377\0\0\0\0" >&3
+    # The answer: length, correlation id, number of brokers, brokers, cluster id.
+    size=$(head -c 4 <&3 | od -An -tu1 | (read -r a b c d && echo $((a << 24 | b << 16 | c << 8 | d))))
+    ((size < 65536)) && head -c "$size" <&3' - "$1" 2>/dev/null
+}
+
+# answers: our cluster, with its broker registered.
+answers() {
+  [[ $(ask_metadata "$address" | tr -c '[:print:]' ' ') == *127.0.0.1*"$cluster_id"* ]]
+}
+
+check_users_server() {
+  local broker
+  for broker in ${KAFKA_BROKERS//,/ }; do
+    if tcp_open "$broker"; then
+      say "KAFKA_BROKERS is set, and $broker answers"
+      return
+    fi
+  done
+  die "KAFKA_BROKERS is set, but nothing answers at $KAFKA_BROKERS"
+}
+
+# find_java sets $java to a runtime that Kafka 4 accepts.
+find_java() {
+  local version
+  for java in "${JAVA_HOME:-/none}/bin/java" "$(command -v java)"; do
+    if version=$("$java" -version 2>&1) && [[ $version =~ version\ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)); then
+      return
+    fi
+  done
+  return 1
+}
+
+fetch_jars() {
+  local new=$home/jars.new log=$home/mvn.log
+  say "fetching Kafka's jars with mvn"
+  rm -rf "$new"
+  # The pom is copied because Maven may write beside it. -U: a failure of the
+  # network must not be remembered for a day.
+  mkdir -p "$home/pom"
+  cp "$here/kafka/pom.xml" "$home/pom/"
+  if ! bounded 900 mvn -B -ntp -U -f "$home/pom/pom.xml" dependency:copy-dependencies \
+    -DincludeScope=runtime -DoutputDirectory="$new" </dev/null >"$log" 2>&1; then
+    show_log "$log"
+    die "cannot fetch Kafka's jars"
+  fi
+  # Those of another version, and its data, are of no use any more.
+  rm -rf "$home"/jars-* "$home"/data-*
+  mv "$new" "$jars"
+}
+
+# format_data: where $data.formatted exists, $data is complete, whenever we are killed.
+format_data() {
+  rm -rf "$data"
+  mkdir -p "$data"
+  if ! "${jvm[@]}" kafka.tools.StorageTool format --cluster-id "$cluster_id" --config "$config" \
+    </dev/null >"$home/format.log" 2>&1; then
+    show_log "$home/format.log"
+    die "cannot format the data folder"
+  fi
+  touch "$data.formatted"
+}
+
+# find_server sets $pid to our Kafka, if it lives.
+find_server() {
+  pid=$(cat "$home/pid" 2>/dev/null) && runs "$pid" "kafka.Kafka $home/"
+}
+
+start() {
+  local advice="install a Java runtime (17 or newer) and Maven, or set KAFKA_BROKERS to the addresses of a Kafka"
+  local java pid hash home jars data config properties jvm
+
+  if [[ -n ${KAFKA_BROKERS:-} ]]; then
+    check_users_server
+    return
+  fi
+  stop_orphan " -Dservices.kafka.log=" KILL
+  if already_answers "$address" "stop it, or set SERVICES_KAFKA_PORT or KAFKA_BROKERS"; then
+    say "answers at $address"
+    return
+  fi
+
+  home=$state/kafka
+  hash=$(cksum <"$here/kafka/pom.xml" | cut -d' ' -f1)
+  jars=$home/jars-$hash
+  data=$home/data-$hash
+  config=$home/server.properties
+  mkdir -p "$home"
+  if find_server; then
+    die "process $pid has $data open, on another port; 'make services-stop' first"
+  fi
+  find_java || { apt_install default-jre-headless && find_java; } || die "$advice"
+  if [[ ! -d $jars ]]; then
+    have mvn || apt_install maven || die "$advice"
+    fetch_jars
+  fi
+
+  jvm=("$java" -Xms128m -Xmx512m -XX:+ExitOnOutOfMemoryError "-Dlog4j2.configurationFile=$here/kafka/log4j2.xml"
+    "-Dservices.kafka.log=$home/log" -cp "$jars/*")
+  properties=$(<"$here/kafka/server.properties")
+  properties=${properties//@PORT@/"$port"}
+  properties=${properties//@CONTROLLER_PORT@/"$((port + 1))"}
+  properties=${properties//@DATA@/"$data"}
+  printf '%s\n' "$properties" >"$config"
+  if [[ ! -e $data.formatted ]]; then
+    format_data
+  fi
+
+  fresh_log "$home/log"
+  cd "$data" # for stop_orphan
+  detach "$home/stdout" "${jvm[@]}" kafka.Kafka "$config"
+  echo $! >"$home/pid"
+  wait_until_answering "$address" "$home/log" $! 'Kafka Server started'
+}
+
+stop() {
+  local pid home=$state/kafka
+  if find_server; then
+    stop_process "$pid" "kafka.Kafka $home/" TERM KILL
+    say "stopped process $pid"
+  fi
+  rm -f "$home/pid"
+}
+
+run_command "$@"
