@@ -30,7 +30,7 @@ func newSettler(cfg Config) settler {
 	if cfg.Settlement == MarkPublished {
 		s.settleQuery = `UPDATE ` + outbox + `
 			SET published_at = clock_timestamp(), next_attempt_at = NULL, last_error = NULL
-			WHERE seq = ANY ($1::bigint[])`
+			WHERE seq = ANY ($1::bigint[]) AND published_at IS NULL`
 	}
 	// The database's clock and the row's own count: replicas whose clocks differ agree
 	// on when a row is due. ±20 % of jitter.

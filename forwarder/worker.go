@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -30,8 +29,8 @@ func (w *worker) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		out, err := w.forwardBatch(ctx)
 		switch {
-		case err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled):
-			return
+		case err != nil && ctx.Err() != nil && out.claimed == 0:
+			return // a claim that was given up; whatever else went wrong with it does not matter
 		case err != nil:
 			w.pause(ctx, backOff.NextBackOff(), "Batch failed, its messages stay in the outbox", err)
 		case out.obstacle != nil && out.confirmed == 0:

@@ -16,11 +16,15 @@ func classify(err error) error {
 		return nil
 	case isAny(err, kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp):
 		return forwarder.Refused(err)
-	case isAny(err, kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InvalidTopicException, kerr.TopicAuthorizationFailed):
+	case isDestinationError(err):
 		return forwarder.DestinationUnavailable(err)
 	default:
 		return forwarder.Unavailable(err)
 	}
+}
+
+func isDestinationError(err error) bool {
+	return isAny(err, kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InvalidTopicException, kerr.TopicAuthorizationFailed)
 }
 
 func isAny(err error, targets ...error) bool {

@@ -3,6 +3,8 @@ package kafka
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -12,31 +14,43 @@ import (
 	"github.com/watermill-outbox/outbox/forwarder"
 )
 
-// topicsMaxAge is how long what the broker said of a topic is believed.
+// topicsMaxAge is how long it is believed that the broker has a topic.
 const topicsMaxAge = 5 * time.Second
 
 // missingTopics says which topics of a batch the broker does not have or does not
 // give us. Asking first keeps one unknown topic from delaying the whole batch.
 func missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Outgoing) (map[string]error, error) {
-	request := kmsg.NewPtrMetadataRequest()
+	var topics []string
 	seen := map[string]bool{}
 	for _, msg := range msgs {
-		if seen[msg.Destination] {
-			continue
+		if !seen[msg.Destination] {
+			seen[msg.Destination] = true
+			topics = append(topics, msg.Destination)
 		}
-		seen[msg.Destination] = true
+	}
+	missing, err := askForTopics(ctx, client, topics, topicsMaxAge)
+	if err != nil || len(missing) == 0 {
+		return missing, err
+	}
+	// The client library remembers an absence as well. A topic that has been created
+	// meanwhile should not wait for that to grow old.
+	return askForTopics(ctx, client, slices.Collect(maps.Keys(missing)), time.Nanosecond)
+}
+
+func askForTopics(ctx context.Context, client *kgo.Client, topics []string, maxAge time.Duration) (missing map[string]error, err error) {
+	request := kmsg.NewPtrMetadataRequest()
+	for _, name := range topics {
 		topic := kmsg.NewMetadataRequestTopic()
-		topic.Topic = new(msg.Destination)
+		topic.Topic = new(name)
 		request.Topics = append(request.Topics, topic)
 	}
-	response, err := client.RequestCachedMetadata(ctx, request, topicsMaxAge)
+	response, err := client.RequestCachedMetadata(ctx, request, maxAge)
 	if err != nil {
 		return nil, fmt.Errorf("ask for topics: %w", err)
 	}
-	missing := map[string]error{}
+	missing = map[string]error{}
 	for _, topic := range response.Topics {
-		err := kerr.ErrorForCode(topic.ErrorCode)
-		if err != nil && topic.Topic != nil && !kerr.IsRetriable(err) || topic.ErrorCode == kerr.UnknownTopicOrPartition.Code {
+		if err := kerr.ErrorForCode(topic.ErrorCode); topic.Topic != nil && isDestinationError(err) {
 			missing[*topic.Topic] = fmt.Errorf("topic %q: %w", *topic.Topic, err)
 		}
 	}

@@ -68,6 +68,7 @@ func Open(t *testing.T, driver, dsn string) *sql.DB {
 	db, err := sql.Open(driver, dsn)
 	require.NoError(t, err)
 	db.SetMaxOpenConns(20)
+	db.SetMaxIdleConns(20)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	return db
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -51,7 +52,7 @@ func NewTopic(t *testing.T, partitions int32, configs ...string) string {
 // CreateTopic is NewTopic with a given name.
 func CreateTopic(t *testing.T, name string, partitions int32, configs ...string) {
 	t.Helper()
-	client := newClient(t)
+	client := newClient(t, kgo.MetadataMinAge(10*time.Millisecond)) // an absence is remembered, too
 	topic := kmsg.NewCreateTopicsRequestTopic()
 	topic.Topic = name
 	topic.NumPartitions = partitions
@@ -70,6 +71,45 @@ func CreateTopic(t *testing.T, name string, partitions int32, configs ...string)
 	require.NoErrorf(t, err, "no Kafka at %v: run \"make services\", or set KAFKA_BROKERS", Brokers())
 	require.NoError(t, kerr.ErrorForCode(response.Topics[0].ErrorCode))
 	t.Cleanup(func() { DeleteTopic(t, name) })
+	// The broker may not lead yet what its controller has created, and would answer that
+	// it does not have the topic.
+	require.Eventually(t, func() bool {
+		_, err := Ends(ctx, client, name, partitions)
+		return err == nil
+	}, requestTimeout, 10*time.Millisecond)
+}
+
+// Ends returns the offset after the last record of each partition. It fails where the
+// broker does not lead all of them.
+func Ends(ctx context.Context, client *kgo.Client, name string, partitions int32) (map[int32]int64, error) {
+	request := kmsg.NewPtrListOffsetsRequest()
+	request.ReplicaID = -1
+	topic := kmsg.NewListOffsetsRequestTopic()
+	topic.Topic = name
+	for partition := range partitions {
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Partition = partition
+		p.Timestamp = -1 // the end
+		topic.Partitions = append(topic.Partitions, p)
+	}
+	request.Topics = append(request.Topics, topic)
+	response, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return nil, fmt.Errorf("ends of %s: %w", name, err)
+	}
+	ends := map[int32]int64{}
+	for _, topic := range response.Topics {
+		for _, partition := range topic.Partitions {
+			if err := kerr.ErrorForCode(partition.ErrorCode); err != nil {
+				return nil, fmt.Errorf("ends of %s: %w", name, err)
+			}
+			ends[partition.Partition] = partition.Offset
+		}
+	}
+	if len(ends) != int(partitions) {
+		return nil, fmt.Errorf("ends of %s: %d of %d partitions answered", name, len(ends), partitions)
+	}
+	return ends, nil
 }
 
 // DeleteTopic deletes a topic if it exists.

@@ -1,0 +1,142 @@
+package ledger
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	_ "github.com/lib/pq" // the driver "postgres"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+const (
+	childVariable = "LEDGER_FORWARDER"
+	// runningLine is what a child says once its forwarder runs.
+	runningLine = "running"
+	// longestStop is how long a child may take to stop before it is taken for stuck.
+	longestStop = time.Minute
+	exitStuck   = 3
+)
+
+// childConfig crosses the border between processes as JSON.
+type childConfig struct {
+	DSN       string
+	Schema    schema.Postgres
+	Broker    BrokerAddress
+	Forwarder ForwarderConfig
+	// DieAfterBatches kills the process after so many batches were published and before
+	// the last of them is settled. 0: never.
+	DieAfterBatches int64
+}
+
+// RunForwarderIfAsked turns a process that a run has started into a forwarder, which
+// exits when its standard input ends: its parent closes it, or is dead. In every other
+// process it does nothing. It is called first thing in TestMain.
+func RunForwarderIfAsked() {
+	encoded, asked := os.LookupEnv(childVariable)
+	if !asked {
+		return
+	}
+	if err := runChild(encoded); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func runChild(encoded string) error {
+	var cfg childConfig
+	if err := json.Unmarshal([]byte(encoded), &cfg); err != nil {
+		return fmt.Errorf("%s: %w", childVariable, err)
+	}
+	logger := watermill.NewStdLogger(false, false)
+	db, err := sql.Open("postgres", cfg.DSN)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	pub, err := cfg.Broker.openPublisher(logger)
+	if err != nil {
+		return err
+	}
+	defer pub.Close()
+	if cfg.DieAfterBatches > 0 {
+		pub = dieAfter(pub, cfg.DieAfterBatches)
+	}
+	f, err := forwarder.New(db, pub, forwarder.Config{
+		Schema:       cfg.Schema,
+		Ordering:     cfg.Forwarder.Ordering,
+		Settlement:   cfg.Forwarder.Settlement,
+		Workers:      cfg.Forwarder.Workers,
+		BatchSize:    cfg.Forwarder.BatchSize,
+		PollInterval: cfg.Forwarder.PollInterval,
+	}, logger)
+	if err != nil {
+		return err
+	}
+	go func() {
+		<-f.Running()
+		fmt.Println(runningLine)
+	}()
+	return f.Run(untilInputEnds())
+}
+
+func untilInputEnds() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // whatever ends it
+		time.AfterFunc(longestStop, func() { os.Exit(exitStuck) })
+		cancel()
+	}()
+	return ctx
+}
+
+// mortal is a publisher that takes the whole process with it, as a power cut would:
+// the broker has confirmed, and the database has not heard of it.
+type mortal struct {
+	publisher
+
+	left atomic.Int64
+}
+
+func dieAfter(p publisher, batches int64) publisher {
+	m := &mortal{publisher: p}
+	m.left.Store(batches)
+	return m
+}
+
+func (m *mortal) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing) []error {
+	results := m.publisher.PublishBatch(ctx, msgs)
+	if anyConfirmed(results) && m.left.Add(-1) == 0 {
+		die()
+	}
+	return results
+}
+
+func anyConfirmed(results []error) bool {
+	for _, err := range results {
+		if err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func die() {
+	self, err := os.FindProcess(os.Getpid())
+	if err == nil {
+		err = self.Kill()
+	}
+	if err != nil {
+		panic(err)
+	}
+	select {} // the signal is on its way
+}
