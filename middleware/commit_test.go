@@ -1,0 +1,86 @@
+package middleware_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox"
+	"github.com/watermill-outbox/outbox/middleware"
+)
+
+func TestInbox_FailedCommitLeavesNothing(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		// The second effect breaks a constraint that is checked at commit.
+		_, err := b.wrap(t, b.then(b.debit))(newMessage("1"))
+		require.Error(t, err)
+		require.False(t, middleware.IsPermanent(err))
+		require.Equal(t, counts{}, b.counts(t))
+		requireIdle(t, b.pool)
+	})
+}
+
+// Postgres answers the COMMIT of a failed transaction with a rollback; that must not
+// look like success.
+func TestInbox_HandlerThatHidesADatabaseErrorLeavesNothing(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		_, err := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
+			tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
+			_, _ = tx.ExecContext(msg.Context(), `SELECT 1/0`)
+			return nil, nil
+		}))(newMessage("1"))
+		require.Error(t, err)
+		require.Equal(t, counts{}, b.counts(t))
+	})
+}
+
+// The server commits and the answer is lost: the middleware reports an error, and the
+// redelivery is recognised.
+func TestInbox_UnknownCommitOutcomeIsSafe(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "postgres")
+	connector, err := pq.NewConnector(b.db.DSN)
+	require.NoError(t, err)
+	deaf := sql.OpenDB(deafConnector{connector})
+	defer func() { require.NoError(t, deaf.Close()) }()
+	b.config.DB = deaf
+	_, err = b.wrap(t, b.debit)(newMessage("1"))
+	require.ErrorIs(t, err, errAnswerLost)
+	require.False(t, middleware.IsPermanent(err))
+
+	b.config.DB = b.pool
+	_, err = b.wrap(t, b.debit)(newMessage("1"))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, b.runs.Load())
+	require.EqualValues(t, 1, b.duplicates.Load())
+	require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+}
+
+var errAnswerLost = errors.New("connection reset after COMMIT was sent")
+
+// deafConnector's connections commit, and report that the answer was lost.
+type deafConnector struct{ driver.Connector }
+
+func (c deafConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	return deafConn{conn}, err
+}
+
+type deafConn struct{ driver.Conn }
+
+func (c deafConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	return deafTx{tx}, err
+}
+
+type deafTx struct{ driver.Tx }
+
+func (t deafTx) Commit() error { return errors.Join(t.Tx.Commit(), errAnswerLost) }

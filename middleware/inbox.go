@@ -1,0 +1,251 @@
+package middleware
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-outbox/outbox"
+	"github.com/watermill-outbox/outbox/inbox"
+)
+
+// Inbox is a Watermill middleware that handles each event once: it begins a
+// transaction, records the event's key in the inbox, runs the handler, writes the
+// messages that the handler returns to the outbox, and commits. If anything fails,
+// panics or outlives the message's context, none of it happened, and the message can
+// be delivered again. An event whose key is there already is dropped: the handler
+// does not run, and the message is acked.
+//
+// The handler finds the transaction in the message's context and must not end it:
+//
+//	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
+//
+// Only what it does in this transaction is done once. The transaction is READ
+// COMMITTED, whatever the database's default.
+//
+// Returned messages go to the destination that the router would have published them
+// to, and the router gets none: give the handler's publish topic to
+// router.AddHandler, with the same outbox.Publisher as its publisher. Without the
+// middleware that one refuses to publish (outbox.ErrNoTx) instead of publishing
+// beside the transaction.
+//
+// # Order of middlewares
+//
+// Poison queue, Retry, Recoverer, Inbox, then the handler; the first that is added to
+// a router is the outermost. Retry and the poison queue must see each attempt's
+// transaction ended:
+//
+//	poison, err := wm.PoisonQueueWithFilter(publisher, "poison", middleware.IsPermanent)
+//	retry := wm.Retry{
+//		MaxRetries:      3,
+//		InitialInterval: 100 * time.Millisecond,
+//		ShouldRetry:     func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
+//	}
+//	router.AddMiddleware(poison, retry.Middleware, wm.Recoverer, inbox.Middleware)
+//
+// The filter keeps messages out of the poison queue that fail only because a database
+// is away. A Timeout may stand on either side of the inbox: a handler that overruns it
+// is rolled back even if it returns no error. What works on returned messages
+// (CorrelationID) belongs between the inbox and the handler. InstantAck and
+// Deduplicator defeat the inbox: they let a message go before it is handled.
+//
+// # Same id, different content
+//
+// A digest of the event's destination (the router's subscribe topic) and payload is
+// stored with its key. An event with the id of an earlier one and another digest is
+// refused with inbox.ErrIDReused, as a permanent error, and never dropped in silence.
+// Metadata is no part of the digest. The topic is: where an event may arrive again
+// through a topic of another name (after a change of brokers, say), configure the
+// Store with IgnoreContent.
+type Inbox struct {
+	config    InboxConfig
+	limitWait string
+	logger    watermill.LoggerAdapter
+}
+
+// NewInbox returns an Inbox. A nil logger logs nothing. It does not touch the
+// database: the tables come from schema.Postgres.Migrate. Errors wrap
+// ErrInvalidConfig.
+func NewInbox(cfg InboxConfig, logger watermill.LoggerAdapter) (*Inbox, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if logger == nil {
+		logger = watermill.NopLogger{}
+	}
+	return &Inbox{config: cfg, limitWait: limitWaitStatement(cfg.WaitTimeout), logger: logger}, nil
+}
+
+// Middleware wraps h. The result is safe for concurrent use if h is. It returns no
+// messages, and the message's context is the original one again when it returns or
+// panics.
+//
+// It returns h's errors as they are, inbox.ErrBusy where another delivery of the same
+// event takes too long, permanent errors (see IsPermanent) that wrap inbox.ErrIDReused,
+// inbox.ErrInvalidKey, ErrNoEventID, ErrNoConsumer, ErrNoOutbox, ErrNoDestination,
+// outbox.ErrInvalidMessage or outbox.ErrInvalidDestination, and errors of the database.
+// After a failed commit it is not always known whether it took place; a further
+// delivery is safe then too, since the key is part of it.
+func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		key, err := i.key(msg)
+		if err != nil {
+			return nil, err
+		}
+		fresh, err := i.handleOnce(msg, key, h)
+		if err != nil {
+			return nil, err
+		}
+		if !fresh {
+			i.dropped(msg.Context(), key)
+		}
+		return nil, nil
+	}
+}
+
+func (i *Inbox) key(msg *message.Message) (inbox.Key, error) {
+	ctx := msg.Context()
+	consumer := i.config.Consumer
+	if consumer == "" {
+		consumer = message.HandlerNameFromCtx(ctx)
+	}
+	if consumer == "" {
+		return inbox.Key{}, ErrNoConsumer
+	}
+	id, err := i.config.EventID(msg)
+	if err != nil {
+		return inbox.Key{}, fmt.Errorf("middleware: event id: %w", err)
+	}
+	if id == "" {
+		return inbox.Key{}, ErrNoEventID
+	}
+	key := inbox.Key{
+		Consumer: consumer,
+		EventID:  id,
+		Digest:   inbox.Digest(message.SubscribeTopicFromCtx(ctx), msg.Payload),
+	}
+	if err := key.Validate(); err != nil {
+		return inbox.Key{}, permanent(err)
+	}
+	return key, nil
+}
+
+// handleOnce runs h unless key is recorded already, and reports whether it did.
+//
+// The transaction lives under the message's context: when that ends, database/sql
+// rolls back, and the commit fails.
+func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.HandlerFunc) (fresh bool, err error) {
+	ctx := msg.Context()
+	// Under REPEATABLE READ, a concurrent duplicate would be a serialization failure.
+	tx, err := i.config.DB.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return false, fmt.Errorf("middleware: begin: %w", err)
+	}
+	defer i.rollBack(tx) // on panic too
+
+	fresh, err = i.record(ctx, tx, key)
+	if err != nil || !fresh {
+		return false, err
+	}
+	if err := i.run(msg, tx, h); err != nil {
+		return false, err
+	}
+	if err := commit(ctx, tx); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+func (i *Inbox) record(ctx context.Context, tx *sql.Tx, key inbox.Key) (fresh bool, err error) {
+	lockTimeout, err := i.boundWait(ctx, tx)
+	if err != nil {
+		return false, err
+	}
+	fresh, err = i.config.Store.Record(ctx, tx, key)
+	if errors.Is(err, inbox.ErrIDReused) {
+		return false, permanent(err)
+	}
+	if err != nil {
+		return false, fmt.Errorf("middleware: %w", err)
+	}
+	if !fresh {
+		return false, nil
+	}
+	return true, restoreWait(ctx, tx, lockTimeout)
+}
+
+func (i *Inbox) run(msg *message.Message, tx *sql.Tx, h message.HandlerFunc) error {
+	ctx := msg.Context()
+	defer msg.SetContext(ctx)
+	msg.SetContext(outbox.ContextWithTx(ctx, tx))
+
+	produced, err := h(msg)
+	if err != nil {
+		return err
+	}
+	// A Timeout inside the inbox leaves its context on the message. It has cancelled it
+	// by now, but the first reason stays: DeadlineExceeded if the handler overran.
+	if errors.Is(msg.Context().Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("middleware: the handler overran its deadline: %w", context.DeadlineExceeded)
+	}
+	return i.publish(ctx, tx, produced)
+}
+
+// publish writes the messages that the handler returned to the outbox. The router
+// would publish them after the commit, and a failure there would lose them.
+func (i *Inbox) publish(ctx context.Context, tx *sql.Tx, produced []*message.Message) error {
+	if len(produced) == 0 {
+		return nil
+	}
+	if i.config.Outbox == nil {
+		return ErrNoOutbox
+	}
+	destination := message.PublishTopicFromCtx(ctx)
+	if destination == "" {
+		return ErrNoDestination
+	}
+	err := i.config.Outbox.PublishTx(ctx, tx, destination, produced...)
+	if errors.Is(err, outbox.ErrInvalidMessage) || errors.Is(err, outbox.ErrInvalidDestination) {
+		return permanent(err)
+	}
+	if err != nil {
+		return fmt.Errorf("middleware: publish: %w", err)
+	}
+	return nil
+}
+
+func commit(ctx context.Context, tx *sql.Tx) error {
+	// database/sql may have rolled back already and would only say that it is done.
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("middleware: not committed: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("middleware: commit: %w", err)
+	}
+	return nil
+}
+
+// rollBack ends a transaction that was not committed. If that fails, database/sql
+// drops the connection, and Postgres rolls back by itself.
+func (i *Inbox) rollBack(tx *sql.Tx) {
+	if err := tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
+		i.logger.Debug("Rollback failed, the connection is dropped", watermill.LogFields{"error": err.Error()})
+	}
+}
+
+func (i *Inbox) dropped(ctx context.Context, key inbox.Key) {
+	i.logger.Debug("Duplicate dropped", watermill.LogFields{
+		"consumer": key.Consumer,
+		"event_id": key.EventID,
+	})
+	if i.config.OnDuplicate != nil {
+		i.config.OnDuplicate(ctx, key)
+	}
+}

@@ -1,0 +1,38 @@
+package middleware
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/lib/pq"
+)
+
+// limitWaitStatement sets lock_timeout for the transaction and returns what it was.
+// The CTE is materialized so that it is read before it is set.
+func limitWaitStatement(limit time.Duration) string {
+	// Rounded up: zero would be no limit.
+	milliseconds := (limit + time.Millisecond - 1) / time.Millisecond
+	return fmt.Sprintf(`WITH before AS MATERIALIZED (SELECT pg_catalog.current_setting('lock_timeout') AS value)
+		SELECT value, pg_catalog.set_config('lock_timeout', '%dms', true) FROM before`, milliseconds)
+}
+
+// boundWait bounds how long the next statement waits for another transaction, and
+// returns the former lock_timeout.
+func (i *Inbox) boundWait(ctx context.Context, tx *sql.Tx) (before string, err error) {
+	var now string
+	if err := tx.QueryRowContext(ctx, i.limitWait).Scan(&before, &now); err != nil {
+		return "", fmt.Errorf("middleware: set lock_timeout: %w", err)
+	}
+	return before, nil
+}
+
+// restoreWait puts lock_timeout back as it was, for the handler. The value is a
+// literal, since a parameter costs lib/pq a second round trip.
+func restoreWait(ctx context.Context, tx *sql.Tx, before string) error {
+	if _, err := tx.ExecContext(ctx, `SET LOCAL lock_timeout = `+pq.QuoteLiteral(before)); err != nil {
+		return fmt.Errorf("middleware: restore lock_timeout: %w", err)
+	}
+	return nil
+}
