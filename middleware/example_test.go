@@ -6,23 +6,28 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/inbox"
+	"github.com/watermill-outbox/outbox/internal/testdb"
 	"github.com/watermill-outbox/outbox/middleware"
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // A payment service debits once for each order, however often the event arrives, and
 // emits payment.made through its outbox in the same transaction.
 func ExampleInbox() {
 	ctx := context.Background()
-	db, tables, closeDB := openExampleDB(ctx)
-	defer closeDB()
+	db, tables, drop := testdb.Example()
+	defer drop()
+	if err := tables.Migrate(ctx, db); err != nil {
+		log.Panic(err)
+	}
+	if _, err := db.ExecContext(ctx, `CREATE TABLE `+tables.Schema+`.debits (order_id text PRIMARY KEY)`); err != nil {
+		log.Panic(err)
+	}
 
 	store, err := inbox.NewStore(inbox.Config{Schema: tables})
 	if err != nil {
@@ -102,34 +107,6 @@ func announce(handled chan<- struct{}) message.HandlerMiddleware {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			defer func() { handled <- struct{}{} }()
 			return h(msg)
-		}
-	}
-}
-
-// openExampleDB opens the test server's database with tables in a schema of their
-// own, which closeDB drops.
-func openExampleDB(ctx context.Context) (db *sql.DB, tables schema.Postgres, closeDB func()) {
-	dsn := os.Getenv("POSTGRES_DSN")
-	if dsn == "" {
-		dsn = "postgres://outbox:outbox@127.0.0.1:54329/outbox?sslmode=disable"
-	}
-	db, err := sql.Open("postgres", dsn)
-	if err != nil {
-		log.Panic(err)
-	}
-	tables = schema.Postgres{Schema: fmt.Sprintf("example_inbox_%d", os.Getpid())}
-	if err := tables.Migrate(ctx, db); err != nil {
-		log.Panic(err)
-	}
-	if _, err := db.ExecContext(ctx, `CREATE TABLE `+tables.Schema+`.debits (order_id text PRIMARY KEY)`); err != nil {
-		log.Panic(err)
-	}
-	return db, tables, func() {
-		if _, err := db.ExecContext(ctx, `DROP SCHEMA `+tables.Schema+` CASCADE`); err != nil {
-			log.Panic(err)
-		}
-		if err := db.Close(); err != nil {
-			log.Panic(err)
 		}
 	}
 }
