@@ -62,8 +62,9 @@ func NewPublisher(cfg PublisherConfig, logger watermill.LoggerAdapter) (*Publish
 
 // PublishTx writes msgs to the outbox in tx, in the order given: the forwarder will
 // publish them to destination once tx has committed. A message's UUID is its event
-// id. Any number of messages may be given, none is a no-op; they are sent in
-// statements of at most 16 MiB each (a single larger message goes alone).
+// id; a nil payload is an empty one. Any number of messages may be given, none is a
+// no-op; they are sent in statements of at most 16 MiB each (a single larger message
+// goes alone). The connection's client_encoding must be UTF8, the drivers' default.
 //
 // All messages are checked before the first is written. Errors wrap
 // ErrInvalidMessage, ErrInvalidDestination or ErrNoTx, or come from the database;
@@ -72,7 +73,7 @@ func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, ms
 	if len(msgs) == 0 {
 		return nil
 	}
-	if tx == nil {
+	if isNil(tx) {
 		return ErrNoTx
 	}
 	rows, err := p.rows(destination, msgs)
@@ -112,7 +113,7 @@ func (p *Publisher) Publish(destination string, msgs ...*message.Message) error 
 	txs := make([]Tx, len(msgs))
 	for i, msg := range msgs {
 		tx, ok := TxFromContext[Tx](msg.Context())
-		if !ok {
+		if !ok || isNil(tx) {
 			return fmt.Errorf("%w in the context of message %d (%q)", ErrNoTx, i, msg.UUID)
 		}
 		txs[i] = tx
@@ -181,11 +182,17 @@ func (p *Publisher) row(destination string, msg *message.Message) (row, error) {
 	if err != nil {
 		return row{}, fmt.Errorf("partition key: %w", err)
 	}
-	if rule := brokenTextRule(key); rule != "" {
-		return row{}, fmt.Errorf("%w: its partition key %q %s", ErrInvalidMessage, key, rule)
+	if err := validatePartitionKey(key); err != nil {
+		return row{}, err
+	}
+	if err := validateSize("payload", len(msg.Payload), MaxPayloadBytes); err != nil {
+		return row{}, err
 	}
 	metadata, err := encodeMetadata(msg.Metadata)
 	if err != nil {
+		return row{}, err
+	}
+	if err := validateSize("metadata", len(metadata), MaxMetadataBytes); err != nil {
 		return row{}, err
 	}
 	return row{id: msg.UUID, partitionKey: key, metadata: metadata, payload: msg.Payload, isText: fitsText(msg.Payload)}, nil
@@ -204,6 +211,15 @@ func encodeMetadata(metadata message.Metadata) (string, error) {
 
 func partitionKeyFromMetadata(_ string, msg *message.Message) (string, error) {
 	return msg.Metadata.Get(PartitionKeyMetadata), nil
+}
+
+// isNil sees a nil *sql.Tx as well, which is what a caller has after ignoring an error.
+func isNil(tx Tx) bool {
+	if tx == nil {
+		return true
+	}
+	value := reflect.ValueOf(tx)
+	return value.Kind() == reflect.Pointer && value.IsNil()
 }
 
 // sameTx is a == b, but for wrappers of a type that cannot be compared: those count

@@ -235,6 +235,9 @@ func TestInvalidInputIsRefusedBeforeAnythingIsWritten(t *testing.T) {
 		"metadata value":        {msg: newMessage("1", "x", "k", "v\x00"), is: outbox.ErrInvalidMessage, text: `the value of metadata key "k" holds a NUL byte`},
 		"reserved metadata":     {msg: newMessage("1", "x", "_watermill_message_uuid", "v"), is: outbox.ErrInvalidMessage, text: "is reserved"},
 		"partition key":         {msg: newMessage("1", "x", outbox.PartitionKeyMetadata, "\xff"), is: outbox.ErrInvalidMessage, text: "is not valid UTF-8"},
+		"long partition key":    {msg: newMessage("1", "x", outbox.PartitionKeyMetadata, strings.Repeat("k", 1025)), is: outbox.ErrInvalidMessage, text: "has 1025 bytes, at most 1024"},
+		"large payload":         {msg: newMessage("1", string(make([]byte, outbox.MaxPayloadBytes+1))), is: outbox.ErrInvalidMessage, text: "its payload has 134217729 bytes"},
+		"large metadata":        {msg: newMessage("1", "x", "k", strings.Repeat("v", outbox.MaxMetadataBytes)), is: outbox.ErrInvalidMessage, text: "its metadata has"},
 		"partition key fails":   {publisher: failing, msg: good, is: keyError, text: "partition key"},
 		"no destination":        {destination: "-", msg: good, is: outbox.ErrInvalidDestination, text: "it is empty"},
 		"long destination":      {destination: strings.Repeat("x", 256), msg: good, is: outbox.ErrInvalidDestination, text: "has 256 bytes, at most 255"},
@@ -319,6 +322,8 @@ func TestPublishWithoutTransaction(t *testing.T) {
 	require.ErrorContains(t, err, `message 1 ("without")`)
 	require.Zero(t, tx.statements)
 	require.ErrorIs(t, b.publisher.PublishTx(t.Context(), nil, "orders", with), outbox.ErrNoTx)
+	var none *sql.Tx
+	require.ErrorIs(t, b.publisher.PublishTx(t.Context(), none, "orders", with), outbox.ErrNoTx)
 	require.ErrorIs(t, b.publisher.Publish("orders", nil), outbox.ErrInvalidMessage)
 	require.ErrorIs(t, b.publisher.InTx(tx).Publish("orders", nil), outbox.ErrInvalidMessage)
 }

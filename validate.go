@@ -14,6 +14,13 @@ const (
 	MaxIDBytes = 255
 	// MaxDestinationBytes is the longest destination, for the same reason.
 	MaxDestinationBytes = 255
+	// MaxPartitionKeyBytes is the longest partition key.
+	MaxPartitionKeyBytes = 1024
+	// MaxPayloadBytes is the largest payload, 128 MiB. Brokers usually take less: Kafka
+	// 1 MiB by default.
+	MaxPayloadBytes = 128 << 20
+	// MaxMetadataBytes is how much the metadata of a message may take, as JSON.
+	MaxMetadataBytes = 512 << 10
 )
 
 // reservedMetadata is the header in which watermill-kafka carries a message's UUID; its
@@ -56,6 +63,23 @@ func validateMetadata(metadata message.Metadata) error {
 		if rule := brokenTextRule(value); rule != "" {
 			return fmt.Errorf("%w: the value of metadata key %q %s", ErrInvalidMessage, name, rule)
 		}
+	}
+	return nil
+}
+
+func validatePartitionKey(key string) error {
+	if len(key) > MaxPartitionKeyBytes {
+		return fmt.Errorf("%w: its partition key has %d bytes, at most %d are allowed", ErrInvalidMessage, len(key), MaxPartitionKeyBytes)
+	}
+	if rule := brokenTextRule(key); rule != "" {
+		return fmt.Errorf("%w: its partition key %q %s", ErrInvalidMessage, key, rule)
+	}
+	return nil
+}
+
+func validateSize(what string, size, allowed int) error {
+	if size > allowed {
+		return fmt.Errorf("%w: its %s has %d bytes, at most %d are allowed", ErrInvalidMessage, what, size, allowed)
 	}
 	return nil
 }

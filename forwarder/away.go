@@ -18,6 +18,9 @@ type awayDestinations struct {
 	away map[string]*absence
 }
 
+// forgetAfter is when a destination that no row names any more is forgotten.
+const forgetAfter = 10 * time.Minute
+
 type absence struct {
 	backOff backoff.BackOff
 	until   time.Time
@@ -59,8 +62,11 @@ func (a *awayDestinations) destinations() []string {
 	now := time.Now()
 	waiting := []string{}
 	for destination, absence := range a.away {
-		if now.Before(absence.until) {
+		switch {
+		case now.Before(absence.until):
 			waiting = append(waiting, destination)
+		case now.Sub(absence.until) > forgetAfter:
+			delete(a.away, destination)
 		}
 	}
 	return waiting

@@ -18,25 +18,29 @@ const databaseMargin = 5 * time.Second
 // be settled. An error leaves everything as it was before; what the broker has
 // confirmed by then is sent again.
 func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
-	cfg := w.config
-	batchCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.PublishTimeout+4*cfg.DatabaseTimeout)
+	batchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	keepOnCancel := context.AfterFunc(ctx, cancel)
+	stopOnCancel := context.AfterFunc(ctx, cancel)
+	defer stopOnCancel()
+	bound := w.config.PublishTimeout + 4*w.config.DatabaseTimeout
+	timer := time.AfterFunc(bound, cancel)
+	defer timer.Stop()
 
 	tx, err := w.begin(batchCtx)
 	if err != nil {
 		return outcome{}, err
 	}
+	timer.Reset(bound) // waiting for a connection is not the batch's time
 	defer func() {
 		if rollbackErr := tx.Rollback(); rollbackErr != nil && !errors.Is(rollbackErr, sql.ErrTxDone) {
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	rows, err := w.claimer.claim(batchCtx, tx, w.away.destinations())
+	rows, err := w.claim(batchCtx, tx)
 	if err != nil || len(rows) == 0 {
 		return outcome{}, err
 	}
-	if !keepOnCancel() {
+	if !stopOnCancel() {
 		return outcome{}, ctx.Err()
 	}
 	v := w.judge(rows, w.publish(batchCtx, rows))
@@ -65,7 +69,7 @@ func (w *worker) begin(ctx context.Context) (*sql.Tx, error) {
 	return tx, nil
 }
 
-// boundsQuery consists of whole numbers only. serverVersion is Postgres'
+// boundsQuery holds constants and whole numbers only. serverVersion is Postgres'
 // server_version_num.
 func boundsQuery(cfg Config, serverVersion int) string {
 	const transactionTimeoutSince = 170000
@@ -73,7 +77,10 @@ func boundsQuery(cfg Config, serverVersion int) string {
 	statements := []string{
 		fmt.Sprintf("SET LOCAL idle_in_transaction_session_timeout = %d", publish.Milliseconds()),
 		fmt.Sprintf("SET LOCAL statement_timeout = %d", cfg.DatabaseTimeout.Milliseconds()),
-		fmt.Sprintf("SET LOCAL lock_timeout = %d", max(1, cfg.DatabaseTimeout.Milliseconds()/2)),
+		fmt.Sprintf("SET LOCAL lock_timeout = %d", max(1, cfg.DatabaseTimeout.Milliseconds()/10)),
+		// What a session's other settings would make of payloads.
+		"SET LOCAL bytea_output = hex",
+		"SET LOCAL client_encoding = UTF8",
 	}
 	if serverVersion >= transactionTimeoutSince {
 		whole := publish + 4*cfg.DatabaseTimeout
@@ -82,31 +89,61 @@ func boundsQuery(cfg Config, serverVersion int) string {
 	return strings.Join(statements, "; ")
 }
 
+// claim waits for rows that others have locked, but not again and again: after a wait
+// that was in vain it passes them by for a while.
+func (w *worker) claim(ctx context.Context, tx *sql.Tx) ([]row, error) {
+	rows, err := w.claimer.claim(ctx, tx, w.away.destinations(), time.Now().Before(w.passUntil))
+	if hasSQLState(err, lockNotAvailable) {
+		w.passUntil = time.Now().Add(w.config.RetryMax)
+	}
+	return rows, err
+}
+
 // publish returns one result for each row.
 func (w *worker) publish(ctx context.Context, rows []row) []error {
 	ctx, cancel := context.WithTimeout(ctx, w.config.PublishTimeout)
 	defer cancel()
-	msgs := make([]Outgoing, len(rows))
-	for i, r := range rows {
-		msgs[i] = r.outgoing
-	}
-	var results []error
-	err := recovered(func() error {
-		results = w.publisher.PublishBatch(ctx, msgs)
-		return nil
-	})
-	if err == nil && len(results) == len(rows) {
+	results := make([]error, len(rows))
+	msgs, places := readable(rows, results)
+	if len(msgs) == 0 {
 		return results
 	}
-	if err == nil {
-		err = fmt.Errorf("%w: %d results for %d messages", errResultCount, len(results), len(rows))
+	var answers []error
+	err := recovered(func() error {
+		answers = w.publisher.PublishBatch(ctx, msgs)
+		return nil
+	})
+	if err == nil && len(answers) != len(msgs) {
+		err = fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(msgs))
 	}
-	// Nobody knows which message was sent, so none counts as confirmed.
-	results = make([]error, len(rows))
-	for i := range results {
-		results[i] = Unavailable(err)
+	for i, place := range places {
+		if err != nil {
+			results[place] = Unavailable(err) // nobody knows which message was sent
+			continue
+		}
+		results[place] = answers[i]
 	}
 	return results
+}
+
+// readable returns the messages to publish and their places among the rows. A row that
+// no message can be made of gets its result here, and so does what is behind it in its
+// unit.
+func readable(rows []row, results []error) (msgs []Outgoing, places []int) {
+	failed := map[Unit]bool{}
+	for i, r := range rows {
+		switch unit := r.outgoing.Unit(); {
+		case failed[unit]:
+			results[i] = ErrKeyHeld
+		case r.unreadable != nil:
+			results[i] = Refused(r.unreadable)
+			failed[unit] = true
+		default:
+			msgs = append(msgs, r.outgoing)
+			places = append(places, i)
+		}
+	}
+	return msgs, places
 }
 
 var errResultCount = errors.New("forwarder: the publisher broke its contract")

@@ -17,6 +17,8 @@ import (
 type row struct {
 	seq      int64
 	outgoing Outgoing
+	// unreadable says why no message can be made of the row.
+	unreadable error
 }
 
 // claimer takes rows out of the reach of other workers and replicas.
@@ -29,6 +31,8 @@ type claimer struct {
 
 	lanesQuery string
 	rowsQuery  string
+	// passingQuery is rowsQuery for when others hold locks on rows.
+	passingQuery string
 }
 
 func newClaimer(cfg Config) claimer {
@@ -41,9 +45,12 @@ func newClaimer(cfg Config) claimer {
 	}
 	c.lanesQuery = lanesQuery(cfg.Schema)
 	if cfg.Ordering == PerKey {
-		c.rowsQuery = rowsQuery(cfg.Schema, perKeyFilter(cfg.Schema), `FOR UPDATE`)
+		filter := perKeyFilter(cfg.Schema)
+		c.rowsQuery = rowsQuery(cfg.Schema, filter, `FOR UPDATE`, ``)
+		c.passingQuery = rowsQuery(cfg.Schema, filter, `FOR UPDATE SKIP LOCKED`, notBehindSkipped(cfg.Schema, filter))
 	} else {
-		c.rowsQuery = rowsQuery(cfg.Schema, noneFilter, `FOR UPDATE SKIP LOCKED`)
+		c.rowsQuery = rowsQuery(cfg.Schema, noneFilter, `FOR UPDATE SKIP LOCKED`, ``)
+		c.passingQuery = c.rowsQuery
 	}
 	return c
 }
@@ -62,31 +69,48 @@ func lanesQuery(s schema.Postgres) string {
 
 // perKeyFilter holds back the whole unit of a row that is not due. Like the lanes it
 // goes by the unit's hash: two units that collide wait for each other, which is rare
-// and harmless.
+// and harmless. statement_timestamp, not clock_timestamp: it is one moment for all
+// rows, and the planner can use the index with it.
 func perKeyFilter(s schema.Postgres) string {
 	return `(unit_hash & ($4::integer - 1)) = ANY ($5::integer[])
-		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > clock_timestamp())`
+		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())`
 }
 
-const noneFilter = `(next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp())`
+const noneFilter = `(next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp())`
+
+// notBehindSkipped leaves out the units of rows that others have locked.
+func notBehindSkipped(s schema.Postgres, filter string) string {
+	return `WHERE unit_hash NOT IN (
+		SELECT unit_hash FROM ` + s.Outbox() + `
+		WHERE published_at IS NULL AND destination <> ALL ($3::text[]) AND ` + filter + `
+			AND seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
+}
 
 // rowsQuery locks the rows at the head and returns as many as fit into the bytes
 // allowed: $1 rows, $2 bytes, $3 destinations to leave out. The sizes are known
-// before any payload is read.
-func rowsQuery(s schema.Postgres, filter, lock string) string {
+// before any payload is read from where Postgres stores it. The columns come from the
+// locked version of a row, which is newer than the statement's snapshot if the lock
+// was waited for.
+func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
+	const columns = `seq, id, destination, partition_key, payload, payload_bytes, metadata`
 	return `WITH head AS (
-			SELECT seq, coalesce(octet_length(payload), octet_length(payload_bytes)) AS size
+			SELECT ` + columns + `, unit_hash
 			FROM ` + s.Outbox() + `
 			WHERE published_at IS NULL AND destination <> ALL ($3::text[]) AND ` + filter + `
 			ORDER BY seq
 			LIMIT $1::integer
 			` + lock + `
 		), sized AS (
-			SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM head
+			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
+			FROM (
+				SELECT ` + columns + `, coalesce(octet_length(payload), octet_length(payload_bytes))
+					+ octet_length(metadata::text) + coalesce(octet_length(partition_key), 0) AS size
+				FROM head ` + andThen + `
+			) AS measured
 		)
-		SELECT o.seq, o.id, o.destination, coalesce(nullif(o.partition_key, ''), o.id), o.payload, o.payload_bytes, o.metadata::text
-		FROM sized JOIN ` + s.Outbox() + ` AS o USING (seq)
-		WHERE sized.before = 0 OR sized.before < $2::bigint
+		SELECT seq, id, destination, coalesce(nullif(partition_key, ''), id), payload, payload_bytes, metadata::text
+		FROM sized
+		WHERE place = 1 OR total <= $2::bigint
 		ORDER BY seq`
 }
 
@@ -97,7 +121,11 @@ func rowsQuery(s schema.Postgres, filter, lock string) string {
 // second statement gets a snapshot taken after the lanes were won, in which whatever
 // their last holder settled is gone. In one statement the snapshot would be older
 // than the lock, and settled rows would be sent again.
-func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string) ([]row, error) {
+//
+// A row at a unit's head that somebody else has locked is waited for, up to
+// lock_timeout, so that nothing overtakes it. With passing, it is not waited for: its
+// unit is left out.
+func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string, passing bool) ([]row, error) {
 	args := []any{c.batchSize, c.batchBytes, append(pq.StringArray{}, away...)} // never NULL
 	if c.ordering == PerKey {
 		lanes, total, err := c.claimLanes(ctx, tx)
@@ -106,7 +134,10 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string) ([]row, e
 		}
 		args = append(args, total, pq.Int64Array(lanes))
 	}
-	return c.claimRows(ctx, tx, args)
+	if passing {
+		return c.claimRows(ctx, tx, c.passingQuery, args)
+	}
+	return c.claimRows(ctx, tx, c.rowsQuery, args)
 }
 
 func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
@@ -132,8 +163,8 @@ func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, tot
 // maxLanes is the largest number of lanes that the settings table allows.
 const maxLanes = 4096
 
-func (c claimer) claimRows(ctx context.Context, tx *sql.Tx, args []any) ([]row, error) {
-	rows, err := tx.QueryContext(ctx, c.rowsQuery, args...)
+func (c claimer) claimRows(ctx context.Context, tx *sql.Tx, query string, args []any) ([]row, error) {
+	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("claim rows: %w", err)
 	}
@@ -168,9 +199,9 @@ func scanRow(rows *sql.Rows) (row, error) {
 		payload = []byte(text.V)
 	}
 	r.outgoing.Message = message.NewMessage(id, payload)
-	r.outgoing.Message.Metadata, err = decodeMetadata(metadata)
-	if err != nil {
-		return row{}, fmt.Errorf("metadata of seq %d: %w", r.seq, err)
+	// The row's fault, not the claim's: the others go on.
+	if r.outgoing.Message.Metadata, err = decodeMetadata(metadata); err != nil {
+		r.unreadable = fmt.Errorf("metadata: %w", err)
 	}
 	return r, nil
 }

@@ -56,17 +56,17 @@ func TestClaimNeverSeesWhatTheLastHolderSettled(t *testing.T) {
 			w := newTestWorker(t, db, Config{Workers: 1, BatchSize: 3, Settlement: settlement})
 
 			first, second := begin(t, w), begin(t, w)
-			claimed, err := w.claimer.claim(t.Context(), first, nil)
+			claimed, err := w.claimer.claim(t.Context(), first, nil, false)
 			require.NoError(t, err)
 			require.Equal(t, []int64{1, 2, 3}, seqs(claimed))
-			none, err := w.claimer.claim(t.Context(), second, nil)
+			none, err := w.claimer.claim(t.Context(), second, nil, false)
 			require.NoError(t, err)
 			require.Empty(t, none, "the lanes are taken")
 
 			require.NoError(t, w.settler.settle(t.Context(), first, seqs(claimed)))
 			require.NoError(t, first.Commit())
 
-			claimed, err = w.claimer.claim(t.Context(), second, nil)
+			claimed, err = w.claimer.claim(t.Context(), second, nil, false)
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 5}, seqs(claimed))
 		})
@@ -82,7 +82,7 @@ func TestWorkersShareTheLanes(t *testing.T) {
 	w := newTestWorker(t, db, Config{Workers: 2, BatchSize: 1000})
 	seen := map[int64]bool{}
 	for range 2 {
-		claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil)
+		claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil, false)
 		require.NoError(t, err)
 		require.NotEmpty(t, claimed)
 		require.IsIncreasing(t, seqs(claimed))
@@ -92,39 +92,9 @@ func TestWorkersShareTheLanes(t *testing.T) {
 		}
 	}
 	require.Len(t, seen, 1000)
-	claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil)
+	claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil, false)
 	require.NoError(t, err)
 	require.Empty(t, claimed)
-}
-
-// An operator who locks a row at a unit's head is waited for, not overtaken; the wait
-// is bounded.
-func TestClaimWaitsForAForeignLock(t *testing.T) {
-	t.Parallel()
-	db := testdb.New(t)
-	insertRows(t, db, 3)
-	w := newTestWorker(t, db, Config{Workers: 1, DatabaseTimeout: 100 * time.Millisecond})
-	operator, err := db.BeginTx(t.Context(), nil)
-	require.NoError(t, err)
-	defer func() { _ = operator.Rollback() }()
-	_, err = operator.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET destination = 'elsewhere' WHERE seq = 1`)
-	require.NoError(t, err)
-
-	_, err = w.claimer.claim(t.Context(), begin(t, w), nil)
-	require.Error(t, err)
-	require.Equal(t, "55P03", sqlState(t, err))
-	require.NoError(t, operator.Commit())
-	claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil)
-	require.NoError(t, err)
-	require.Equal(t, []int64{1, 2, 3}, seqs(claimed))
-	require.Equal(t, "elsewhere", claimed[0].outgoing.Destination)
-}
-
-func sqlState(t *testing.T, err error) string {
-	t.Helper()
-	var coded interface{ SQLState() string }
-	require.ErrorAs(t, err, &coded)
-	return coded.SQLState()
 }
 
 // Whatever the server's defaults are, a claim has bounds of its own.
@@ -136,7 +106,9 @@ func TestClaimTransactionHasBounds(t *testing.T) {
 	for setting, want := range map[string]string{
 		"idle_in_transaction_session_timeout": "12s",
 		"statement_timeout":                   "3s",
-		"lock_timeout":                        "1500ms",
+		"lock_timeout":                        "300ms",
+		"bytea_output":                        "hex",
+		"client_encoding":                     "UTF8",
 		"transaction_isolation":               "read committed",
 	} {
 		var got string

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -18,6 +19,11 @@ import (
 
 // ErrAlreadyRun says that Run was called a second time: make a new Forwarder.
 var ErrAlreadyRun = errors.New("forwarder: Run was called before")
+
+// ErrStuck says that a call into the database driver or the publisher did not return
+// in time when Run was to end. Its goroutine ends with that call; its rows are freed by
+// the database, and are sent again.
+var ErrStuck = errors.New("forwarder: a call into the database or the broker does not return")
 
 // Forwarder publishes the committed rows of an outbox. Its methods are safe for
 // concurrent use.
@@ -64,7 +70,8 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 }
 
 // Run forwards until ctx ends. Then it finishes the batches in flight, within
-// PublishTimeout and a few statements' time, and returns nil. A database that is away
+// PublishTimeout and five times DatabaseTimeout, and returns nil; ErrStuck if a driver
+// or a publisher has not come back by then. A database that is away
 // is waited for, at the start as later; failures are logged and tried again. Run
 // returns an error only where nothing could ever be forwarded: the tables are missing
 // or of another version (schema.ErrNotMigrated, schema.ErrNewerSchema), the database
@@ -74,6 +81,25 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	if !f.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRun
 	}
+	done := make(chan error, 1)
+	go func() { done <- f.run(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	// lib/pq waits for the answer of a server that is silent, whatever its context says.
+	stuck := time.NewTimer(f.config.PublishTimeout + 5*f.config.DatabaseTimeout)
+	defer stuck.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-stuck.C:
+		return ErrStuck
+	}
+}
+
+func (f *Forwarder) run(ctx context.Context) error {
 	version, err := f.waitForDatabase(ctx)
 	if errors.Is(err, errStopped) {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -13,10 +14,15 @@ var (
 	errNotSent         = errors.New("not sent, messages before it failed")
 )
 
-// maxFailuresInARow is how many messages in a row may fail without saying why before
-// the rest of the batch is not tried: one may be that message's own fault, two look
-// like the broker's.
-const maxFailuresInARow = 2
+const (
+	// maxFailuresInARow is how many messages in a row may fail without saying why before
+	// the batch comes under suspicion: one may be that message's own fault, more look
+	// like the broker's.
+	maxFailuresInARow = 2
+	// maxProbes is how many further messages, taken at random, must fail before the rest
+	// of a batch under suspicion is not tried.
+	maxProbes = 3
+)
 
 // sequential makes a BatchPublisher of a plain message.Publisher. One worker uses it
 // at a time.
@@ -28,32 +34,50 @@ type sequential struct {
 }
 
 func (s *sequential) PublishBatch(ctx context.Context, msgs []Outgoing) []error {
-	results := make([]error, len(msgs))
-	failed := map[Unit]bool{}
-	failuresInARow := 0
-	for i, msg := range msgs {
+	suspicion := 0
+	return Waves(ctx, msgs, func(ctx context.Context, wave []Outgoing) []error {
+		return s.publishWave(ctx, wave, &suspicion)
+	})
+}
+
+// publishWave sends the messages in the order given until too many fail, and then at
+// random: where some messages fail of themselves, others behind them get their turn.
+func (s *sequential) publishWave(ctx context.Context, wave []Outgoing, suspicion *int) []error {
+	results := make([]error, len(wave))
+	waiting := make([]int, len(wave))
+	for i := range wave {
+		waiting[i] = i
+	}
+	for len(waiting) > 0 {
+		next := 0
 		switch {
-		case failed[msg.Unit()]:
-			results[i] = ErrKeyHeld
-			continue
-		case failuresInARow >= maxFailuresInARow:
-			results[i] = Unavailable(errNotSent)
-			continue
+		case *suspicion >= maxFailuresInARow+maxProbes:
+			for _, i := range waiting {
+				results[i] = Unavailable(errNotSent)
+			}
+			return results
+		case *suspicion >= maxFailuresInARow:
+			next = rand.IntN(len(waiting))
 		}
-		err := s.publish(ctx, msg)
-		results[i] = err
-		switch {
-		case err == nil:
-			failuresInARow = 0
-			continue
-		case errors.Is(err, ErrUnavailable):
-			failuresInARow = maxFailuresInARow
-		case !classified(err):
-			failuresInARow++
-		}
-		failed[msg.Unit()] = true
+		i := waiting[next]
+		waiting = append(waiting[:next], waiting[next+1:]...)
+		results[i] = s.publish(ctx, wave[i])
+		*suspicion = suspect(*suspicion, results[i])
 	}
 	return results
+}
+
+func suspect(suspicion int, err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, ErrUnavailable):
+		return maxFailuresInARow + maxProbes
+	case classified(err):
+		return suspicion
+	default:
+		return suspicion + 1
+	}
 }
 
 // publish bounds a call that takes no context. A message whose call is given up may

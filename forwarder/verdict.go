@@ -42,8 +42,20 @@ func (w *worker) judge(rows []row, results []error) verdict {
 		}
 	}
 	v.outcome.confirmed = len(v.confirmed)
+	if v.outcome.confirmed > 0 {
+		v.spendAttempts()
+	}
 	v.obstacle = obstacle(results, waits || len(v.delayed) > 0)
 	return v
+}
+
+// spendAttempts counts failures that say nothing as refusals: the broker took other
+// messages meanwhile. Each then waits longer from time to time, and cannot stand in
+// front of healthy ones at every turn.
+func (v *verdict) spendAttempts() {
+	for i := range v.delayed {
+		v.delayed[i].spent = 1
+	}
 }
 
 func newFailure(r row, err error) failure {

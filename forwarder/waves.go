@@ -1,6 +1,9 @@
 package forwarder
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // Waves sends msgs through send in waves: each holds at most one message of a unit,
 // and a unit's next message goes out only after its last one was confirmed. So at
@@ -66,10 +69,15 @@ func sendWave(
 	for n, i := range wave {
 		outgoing[n] = msgs[i]
 	}
-	for n, err := range send(ctx, outgoing) {
-		results[wave[n]] = err
-		if err != nil {
-			failed[msgs[wave[n]].Unit()] = true
+	answers := send(ctx, outgoing)
+	for n, i := range wave {
+		if len(answers) != len(wave) { // nobody knows which message was sent
+			results[i] = Unavailable(fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(wave)))
+		} else {
+			results[i] = answers[n]
+		}
+		if results[i] != nil {
+			failed[msgs[i].Unit()] = true
 		}
 	}
 }

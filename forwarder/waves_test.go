@@ -59,6 +59,18 @@ func TestWavesStopWithTheContext(t *testing.T) {
 	require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
 }
 
+func TestWavesConfirmNothingWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for _, answers := range [][]error{nil, {nil}, {nil, nil, nil}} {
+		results := forwarder.Waves(t.Context(), []forwarder.Outgoing{
+			outgoing("x", "a", "1"), outgoing("x", "b", "2"), outgoing("x", "a", "3"),
+		}, func(context.Context, []forwarder.Outgoing) []error { return answers })
+		require.ErrorIs(t, results[0], forwarder.ErrUnavailable)
+		require.ErrorIs(t, results[1], forwarder.ErrUnavailable)
+		require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+	}
+}
+
 func TestMarkingNilStaysNil(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, forwarder.Refused(nil))

@@ -21,6 +21,9 @@ type worker struct {
 	boundsQuery string
 	wake        <-chan struct{}
 	logger      watermill.LoggerAdapter
+
+	// passUntil is how long rows that others have locked are passed by.
+	passUntil time.Time
 }
 
 // run works until ctx ends. No failure ends it: it waits and tries again.

@@ -36,12 +36,14 @@ func TestTableRefusesWhatCannotBeForwarded(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	for name, values := range map[string]string{
-		"empty id":          `'', 'orders', 'x', NULL, '{}'`,
-		"id too long":       `repeat('x', 256), 'orders', 'x', NULL, '{}'`,
-		"no destination":    `'1', '', 'x', NULL, '{}'`,
-		"no payload":        `'1', 'orders', NULL::text, NULL, '{}'`,
-		"two payloads":      `'1', 'orders', 'x', '\x00', '{}'`,
-		"metadata is array": `'1', 'orders', 'x', NULL, '[]'`,
+		"empty id":           `'', 'orders', 'x', NULL, '{}'`,
+		"id too long":        `repeat('x', 256), 'orders', 'x', NULL, '{}'`,
+		"no destination":     `'1', '', 'x', NULL, '{}'`,
+		"no payload":         `'1', 'orders', NULL::text, NULL, '{}'`,
+		"two payloads":       `'1', 'orders', 'x', '\x00', '{}'`,
+		"metadata too large": `'1', 'orders', 'x', NULL, jsonb_build_object('k', repeat('v', 1048577))`,
+		"payload too large":  `'1', 'orders', repeat('x', 134217729), NULL, '{}'`,
+		"metadata is array":  `'1', 'orders', 'x', NULL, '[]'`,
 	} {
 		_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+`
 			(id, destination, payload, payload_bytes, metadata) VALUES (`+values+`)`)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -121,6 +122,46 @@ func TestUnknownTopicFailsAlone(t *testing.T) {
 	require.Eventually(t, func() bool { return publish(t, publisher, msgs[0])[0] == nil }, 30*time.Second, 50*time.Millisecond)
 }
 
+// A topic that was deleted and created again has a new id: the client must not insist
+// on the old one.
+func TestRecreatedTopicIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1)
+	publisher := newPublisher(t, kafka.Config{})
+	require.NoError(t, publish(t, publisher, outgoing(topic, "a", "1", "x"))[0])
+	testkafka.DeleteTopic(t, topic)
+	testkafka.CreateTopic(t, topic, 1)
+	require.Eventually(t, func() bool {
+		return publish(t, publisher, outgoing(topic, "a", "2", "x"))[0] == nil
+	}, 30*time.Second, 50*time.Millisecond)
+	require.Equal(t, "2", idOf(t, testkafka.NewConsumer(t, topic).Take(t, 1)[0]))
+}
+
+// One caller's cancelled context is no concern of the others.
+func TestCancelledPublishLeavesBatchesAlone(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1)
+	publisher := newPublisher(t, kafka.Config{})
+	var others sync.WaitGroup
+	for n := range 4 {
+		others.Go(func() {
+			for i := range 25 {
+				ctx, cancel := context.WithCancel(t.Context())
+				msg := message.NewMessage(fmt.Sprintf("cancelled-%d-%d", n, i), nil)
+				msg.SetContext(ctx)
+				cancel()
+				_ = publisher.Publish(topic, msg) // whether it was sent in time is open
+			}
+		})
+	}
+	for i := range 50 {
+		results := publish(t, publisher, outgoing(topic, "a", fmt.Sprint(i), "x"), outgoing(topic, "b", fmt.Sprint(i), "x"))
+		require.NoError(t, results[0])
+		require.NoError(t, results[1])
+	}
+	others.Wait()
+}
+
 func TestMarshallingIsCheckedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	topic := testkafka.NewTopic(t, 1)
@@ -209,7 +250,7 @@ func TestConfigReportsAllErrorsAtOnce(t *testing.T) {
 	_, err := kafka.NewPublisher(kafka.Config{Partitioner: "md5", MaxMessageBytes: -1}, nil)
 	require.ErrorIs(t, err, kafka.ErrInvalidConfig)
 	for _, text := range []string{
-		"Brokers is empty", `Partitioner is "md5", allowed are "murmur2" and "fnv1a"`, "MaxMessageBytes is -1, allowed is 512 to 1073741824",
+		"Brokers is empty", `Partitioner is "md5", allowed are "murmur2" and "fnv1a"`, "MaxMessageBytes is -1, allowed is 512 to 104857600",
 	} {
 		require.ErrorContains(t, err, text)
 	}

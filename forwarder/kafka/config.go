@@ -79,10 +79,10 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// The client library's limits for a batch of records.
+// The client library's limits for a batch of records, and for a request.
 const (
 	minMessageBytes = 512
-	maxMessageBytes = 1 << 30
+	maxMessageBytes = 100 << 20
 )
 
 func (c Config) hasher() kgo.PartitionerHasher {

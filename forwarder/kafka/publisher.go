@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -15,6 +16,10 @@ import (
 
 // ErrClosed says that the Publisher was closed.
 var ErrClosed = errors.New("kafka: the publisher is closed")
+
+// replaceGrace is how much longer than its context a batch may take before the client
+// is closed.
+const replaceGrace = 500 * time.Millisecond
 
 // Publisher sends messages to Kafka. It is a Watermill publisher and a
 // forwarder.BatchPublisher. It is safe for concurrent use.
@@ -90,11 +95,32 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 			b.records[msg.Message] = record
 		}
 	}
-	// A request that a broker does not answer holds its records for longer than ctx
-	// allows: closing the connection ends that. What was sent is sent again.
-	stop := context.AfterFunc(ctx, func() { p.replace(client) })
+	stop := p.replaceAfter(ctx, client)
 	defer stop()
-	return forwarder.Waves(ctx, msgs, b.send)
+	results := forwarder.Waves(ctx, msgs, b.send)
+	forgetRecreated(client, msgs, results)
+	return results
+}
+
+// replaceAfter closes the client where ctx has ended and the batch goes on: a request
+// that a broker does not answer holds its records for longer than ctx allows. What was
+// sent is sent again. The grace spares batches of others, which share the client, where
+// the answers come.
+func (p *Publisher) replaceAfter(ctx context.Context, client *kgo.Client) (stop func()) {
+	done := make(chan struct{})
+	notReplacing := context.AfterFunc(ctx, func() {
+		grace := time.NewTimer(replaceGrace)
+		defer grace.Stop()
+		select {
+		case <-done:
+		case <-grace.C:
+			p.replace(client)
+		}
+	})
+	return func() {
+		notReplacing()
+		close(done)
+	}
 }
 
 // Close ends all connections. Batches in flight fail.

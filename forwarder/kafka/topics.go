@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,6 +36,16 @@ func missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Out
 	// The client library remembers an absence as well. A topic that has been created
 	// meanwhile should not wait for that to grow old.
 	return askForTopics(ctx, client, slices.Collect(maps.Keys(missing)), time.Nanosecond)
+}
+
+// forgetRecreated makes the client library ask anew for topics that were deleted and
+// created again: it would go on with the id of the old one.
+func forgetRecreated(client *kgo.Client, msgs []forwarder.Outgoing, results []error) {
+	for i, err := range results {
+		if errors.Is(err, kerr.UnknownTopicID) {
+			client.PurgeTopicsFromProducing(msgs[i].Destination)
+		}
+	}
 }
 
 func askForTopics(ctx context.Context, client *kgo.Client, topics []string, maxAge time.Duration) (missing map[string]error, err error) {

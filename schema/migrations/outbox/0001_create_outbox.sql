@@ -20,10 +20,14 @@ CREATE TABLE {{.Outbox}} (
     unit_hash     integer NOT NULL GENERATED ALWAYS AS (
         ('x' || substr(md5(destination || E'\x1f' || coalesce(nullif(partition_key, ''), id)), 1, 8))::bit(32)::integer
     ) STORED,
+    -- What could be written but not forwarded is refused here, where its producer sees it.
     CONSTRAINT id_length CHECK (octet_length(id) BETWEEN 1 AND 255),
     CONSTRAINT destination_length CHECK (octet_length(destination) BETWEEN 1 AND 255),
+    CONSTRAINT partition_key_length CHECK (octet_length(partition_key) <= 1024),
     CONSTRAINT exactly_one_payload CHECK (num_nonnulls(payload, payload_bytes) = 1),
-    CONSTRAINT metadata_is_object CHECK (jsonb_typeof(metadata) = 'object')
+    CONSTRAINT payload_length CHECK (coalesce(octet_length(payload), octet_length(payload_bytes)) <= 134217728),
+    CONSTRAINT metadata_is_object CHECK (jsonb_typeof(metadata) = 'object'),
+    CONSTRAINT metadata_size CHECK (pg_column_size(metadata) <= 1048576)
 );
 
 -- Only rows that failed stand in it, so that it costs producers nothing.
