@@ -117,6 +117,7 @@ func (f *Forwarder) run(ctx context.Context) error {
 	f.logger.Info("Forwarder is running", watermill.LogFields{
 		"outbox":   f.config.Schema.Outbox(),
 		"ordering": f.config.Ordering,
+		"batches":  f.batches(),
 		"workers":  f.config.Workers,
 	})
 	workers.Wait()
@@ -135,6 +136,13 @@ func (f *Forwarder) Wake() {
 	case f.wake <- struct{}{}:
 	default:
 	}
+}
+
+// batches says whether the publisher takes batches. A decorator that hides it costs
+// speed without a word.
+func (f *Forwarder) batches() bool {
+	_, ok := f.publisher.(BatchPublisher)
+	return ok
 }
 
 func (f *Forwarder) newWorker(serverVersion int, away *awayDestinations) *worker {

@@ -63,8 +63,9 @@ func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 		return fmt.Errorf("schema: migrate: begin: %w", err)
 	}
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, ignoreDone(tx.Rollback()))
+		// After the end of ctx database/sql has rolled back, or dropped the connection.
+		if rollbackErr := tx.Rollback(); err != nil && ctx.Err() == nil {
+			err = errors.Join(err, ignoreDone(rollbackErr))
 		}
 	}()
 

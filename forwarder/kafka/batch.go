@@ -34,8 +34,12 @@ func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	return results
 }
 
-// produce waits for the answer to each message: they come in any order.
+// produce waits for the answer to each message: they come in any order. The records get
+// no end of their own: the client library fails all records that it sends together,
+// those of other callers too, when the context of one ends. Where answers do not come,
+// closing the client ends the wait.
 func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing) []error {
+	ctx = context.WithoutCancel(ctx)
 	results := make([]error, len(wave))
 	var answers sync.WaitGroup
 	for i, msg := range wave {

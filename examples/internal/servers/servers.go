@@ -1,0 +1,125 @@
+package servers
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/watermill-outbox/outbox/internal/embedded"
+)
+
+// Kind says which servers an example runs on.
+type Kind string
+
+const (
+	// Embedded is a throwaway Postgres and a Kafka within this process. The program
+	// must call embedded.RunChildIfAsked first thing in main.
+	Embedded Kind = "embedded"
+	// Kafka is a real Postgres and a real Kafka, at the addresses that POSTGRES_DSN and
+	// KAFKA_BROKERS give.
+	Kafka Kind = "kafka"
+)
+
+// ParseKind reads a Kind; the error names what is allowed.
+func ParseKind(text string) (Kind, error) {
+	allowed := []Kind{Embedded, Kafka}
+	if kind := Kind(text); slices.Contains(allowed, kind) {
+		return kind, nil
+	}
+	return "", fmt.Errorf("unknown broker %q: allowed are %q and %q", text, Embedded, Kafka)
+}
+
+// closeTimeout bounds the removal of what a run has made on real servers.
+const closeTimeout = 15 * time.Second
+
+// Servers are a Postgres and a Kafka in use by one run of one example.
+type Servers struct {
+	Addresses
+
+	// Description says in a line where the run takes place.
+	Description string
+
+	groups  []string
+	closers []func(context.Context) error
+}
+
+// Open starts the servers, or connects to them. name is the example's, as a part of
+// the names of what it makes.
+func Open(ctx context.Context, kind Kind, name string) (_ *Servers, err error) {
+	run := name + "_" + randomName()
+	s := &Servers{Addresses: Addresses{Schema: run, TopicSuffix: "_" + run}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close(ctx))
+		}
+	}()
+	if kind == Embedded {
+		err = s.startEmbedded(ctx)
+	} else {
+		err = s.useReal(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.PostgresDSN, err = withSearchPath(s.PostgresDSN, s.Schema); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Servers) startEmbedded(ctx context.Context) error {
+	broker, err := embedded.StartKafka(ctx, embedded.KafkaConfig{})
+	if err != nil {
+		return fmt.Errorf("servers: %w", err)
+	}
+	s.onClose(func(context.Context) error { return broker.Close() })
+	database, err := embedded.StartPostgres(ctx, embedded.PostgresConfig{})
+	if err != nil {
+		return fmt.Errorf("servers: %w", err)
+	}
+	s.onClose(func(context.Context) error { return database.Close() }) //nolint:contextcheck // it bounds itself
+	s.PostgresDSN, s.Brokers = database.DSN(), broker.Brokers()
+	s.Description = "a throwaway Postgres and an in-process Kafka"
+	return nil
+}
+
+func (s *Servers) useReal(ctx context.Context) error {
+	s.PostgresDSN, s.Brokers = realAddresses()
+	if err := s.requirePostgres(ctx); err != nil {
+		return err
+	}
+	if err := s.requireKafka(ctx); err != nil {
+		return err
+	}
+	s.Description = fmt.Sprintf("Postgres at %s and Kafka at %s", withoutPassword(s.PostgresDSN), strings.Join(s.Brokers, ","))
+	// What is opened first is closed last: the groups and topics go before the schema.
+	dsn, schema := s.PostgresDSN, s.Schema
+	s.onClose(func(ctx context.Context) error { return dropSchema(ctx, dsn, schema) })
+	return nil
+}
+
+// Close removes what the run has made and stops the servers that it has started, also
+// when ctx has ended. Consumers must be closed before it.
+func (s *Servers) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	errs := make([]error, 0, len(s.closers))
+	for _, closeOne := range slices.Backward(s.closers) {
+		errs = append(errs, closeOne(ctx))
+	}
+	s.closers = nil
+	return errors.Join(errs...)
+}
+
+func (s *Servers) onClose(f func(context.Context) error) { s.closers = append(s.closers, f) }
+
+func randomName() string {
+	random := make([]byte, 4)
+	_, _ = rand.Read(random) // it never fails
+	return hex.EncodeToString(random)
+}

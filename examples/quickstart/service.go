@@ -1,0 +1,82 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/IBM/sarama"
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/watermill-outbox/outbox"
+	"github.com/watermill-outbox/outbox/inbox"
+	"github.com/watermill-outbox/outbox/middleware"
+)
+
+// service is a Watermill service that consumes from Kafka through its inbox and
+// produces through its outbox.
+type service struct {
+	router     *message.Router
+	subscriber message.Subscriber
+	outbox     *outbox.Publisher
+}
+
+func (d *demo) newService(name string) (service, error) {
+	logger := newLogger()
+	subscriber, err := newSubscriber(d.servers.Brokers, d.servers.Group(name), logger)
+	if err != nil {
+		return service{}, err
+	}
+	tables := d.servers.Tables()
+	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: tables}, logger)
+	if err != nil {
+		return service{}, err
+	}
+	store, err := inbox.NewStore(inbox.Config{Schema: tables})
+	if err != nil {
+		return service{}, err
+	}
+	once, err := middleware.NewInbox(middleware.InboxConfig{
+		DB:          d.db,
+		Store:       store,
+		Consumer:    name,
+		Outbox:      publisher,
+		OnDuplicate: d.countDuplicate,
+	}, logger)
+	if err != nil {
+		return service{}, err
+	}
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
+	if err != nil {
+		return service{}, err
+	}
+	retry := wm.Retry{
+		MaxRetries:      3,
+		InitialInterval: 100 * time.Millisecond,
+		ShouldRetry:     func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
+		Logger:          logger,
+	}
+	// The inbox is the innermost: each attempt of Retry is a transaction of its own.
+	router.AddMiddleware(d.countHandled, retry.Middleware, wm.Recoverer, once.Middleware)
+	return service{router: router, subscriber: subscriber, outbox: publisher}, nil
+}
+
+func newSubscriber(brokers []string, group string, logger watermill.LoggerAdapter) (message.Subscriber, error) {
+	config := kafka.DefaultSaramaSubscriberConfig()
+	config.Consumer.Offsets.Initial = sarama.OffsetOldest // a new group misses nothing
+	return kafka.NewSubscriber(kafka.SubscriberConfig{
+		Brokers:               brokers,
+		Unmarshaler:           kafka.DefaultMarshaler{},
+		OverwriteSaramaConfig: config,
+		ConsumerGroup:         group,
+	}, logger)
+}
+
+// newLogger shows only what a user should see.
+func newLogger() watermill.LoggerAdapter {
+	handler := slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})
+	return watermill.NewSlogLogger(slog.New(handler))
+}
