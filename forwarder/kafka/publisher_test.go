@@ -28,15 +28,20 @@ func TestCommittedRowsReachWatermillSubscriber(t *testing.T) {
 	runForwarder(t, db)
 	received := subscribe(t, topic)
 
-	_, err := db.ExecContext(t.Context(),
-		`INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload) VALUES ($1, $2, $3)`,
-		"sql-1", topic, awkward)
-	require.NoError(t, err)
-	msg := receive(t, received)
-	require.Equal(t, "sql-1", msg.UUID)
-	require.Equal(t, []byte(awkward), []byte(msg.Payload)) //nolint:testifylint // byte for byte, not as JSON
-	require.Equal(t, "sql-1", messageKey(t, msg))
-	require.Empty(t, msg.Metadata)
+	threeColumns := `INSERT INTO ` + db.Schema.Outbox() + ` (id, destination, payload) VALUES `
+	for statement, args := range map[string][]any{
+		`('sql', '` + topic + `', '` + awkward + `')`: nil,
+		`('sql', $1, $2)`:                   {topic, awkward},
+		`('sql', $1::varchar, $2::varchar)`: {topic, awkward},
+	} {
+		_, err := db.ExecContext(t.Context(), threeColumns+statement, args...)
+		require.NoError(t, err)
+		msg := receive(t, received)
+		require.Equal(t, "sql", msg.UUID)
+		require.Equal(t, []byte(awkward), []byte(msg.Payload)) //nolint:testifylint // byte for byte, not as JSON
+		require.Equal(t, "sql", messageKey(t, msg))
+		require.Empty(t, msg.Metadata)
+	}
 
 	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: db.Schema}, nil)
 	require.NoError(t, err)
@@ -48,7 +53,7 @@ func TestCommittedRowsReachWatermillSubscriber(t *testing.T) {
 	}
 	require.NoError(t, publisher.PublishTx(t.Context(), tx, topic, sent))
 	require.NoError(t, tx.Commit())
-	msg = receive(t, received)
+	msg := receive(t, received)
 	require.Equal(t, sent.UUID, msg.UUID)
 	require.Equal(t, []byte(sent.Payload), []byte(msg.Payload))
 	require.Equal(t, sent.Metadata, msg.Metadata)
