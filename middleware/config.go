@@ -30,7 +30,9 @@ type InboxConfig struct {
 	// Consumer is the scope within which an event is handled once. Default: the name of
 	// the router's handler, so that each handler is a consumer of its own. Set it where
 	// services share an inbox table and may name handlers alike, and before a handler
-	// is renamed: under a new name, old events count as not handled.
+	// is renamed: under a new name, old events count as not handled. It stands for one
+	// handler a topic: a second one is ErrConsumerShared. Handlers that share the work of
+	// a topic, each with some of its messages, get an Inbox each.
 	Consumer string
 	// EventID returns a message's event id, for messages whose UUID is not stable across
 	// deliveries or not set by the producer. Default: the UUID.

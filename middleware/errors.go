@@ -18,6 +18,15 @@ var (
 	// come through a router, whose handler's name would stand in. It wraps
 	// ErrPermanent.
 	ErrNoConsumer = fmt.Errorf("%w: no consumer is configured, and the message has no handler name", ErrPermanent)
+	// ErrConsumerShared says that two handlers take messages from one topic through an
+	// Inbox with one InboxConfig.Consumer: what the first has handled would count as
+	// handled by the second. Leave Consumer empty, or make an Inbox for each handler. It
+	// wraps ErrPermanent.
+	ErrConsumerShared = fmt.Errorf("%w: two handlers share one consumer", ErrPermanent)
+	// ErrTxEnded says that the handler ended the transaction itself. If it committed, its
+	// effects and the key are there, and the messages that it returned are not. It wraps
+	// ErrPermanent.
+	ErrTxEnded = fmt.Errorf("%w: the handler ended the transaction", ErrPermanent)
 	// ErrNoOutbox says that the handler returned messages and InboxConfig.Outbox is not
 	// set. The router would publish them after the commit, where a failure loses them.
 	// Nothing was committed. It wraps ErrPermanent.

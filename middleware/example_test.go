@@ -39,10 +39,9 @@ func ExampleInbox() {
 	}
 	handled := make(chan struct{}, 2)
 	once, err := middleware.NewInbox(middleware.InboxConfig{
-		DB:       db,
-		Store:    store,
-		Consumer: "payments",
-		Outbox:   publisher,
+		DB:     db,
+		Store:  store,
+		Outbox: publisher,
 		OnDuplicate: func(_ context.Context, key inbox.Key) {
 			fmt.Println("dropped a duplicate of", key.EventID)
 		},
@@ -66,8 +65,8 @@ func ExampleInbox() {
 
 	pubSub := gochannel.NewGoChannel(gochannel.Config{}, nil) // stands for a broker
 	router := message.NewDefaultRouter(nil)
-	router.AddMiddleware(announce(handled), once.Middleware)
-	router.AddHandler("payments", "orders", pubSub, "payment.made", publisher, debit)
+	router.AddMiddleware(announce(handled))
+	router.AddHandler("payments", "orders", pubSub, "payment.made", publisher, once.Middleware(debit))
 	go func() {
 		if err := router.Run(ctx); err != nil {
 			log.Panic(err)

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -20,32 +21,45 @@ import (
 // be delivered again. An event whose key is there already is dropped: the handler
 // does not run, and the message is acked.
 //
-// The handler finds the transaction in the message's context and must not end it:
+// Decorate the handler itself, so that nothing can come between the two:
+//
+//	router.AddHandler("debit", "orders", subscriber, "payments", publisher, inbox.Middleware(debit))
+//	router.AddConsumerHandler("ship", "orders", subscriber, inbox.NoPublish(ship))
+//
+// The handler finds the transaction in the message's context and must not end it,
+// neither by Commit or Rollback nor in SQL, and must not ack the message:
 //
 //	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
 //
 // Only what it does in this transaction is done once. The transaction is READ
-// COMMITTED, whatever the database's default.
+// COMMITTED, whatever the database's default, and its commit is durable when the
+// message is acked, even where synchronous_commit is off.
 //
-// Returned messages go to the destination that the router would have published them
-// to, and the router gets none: give the handler's publish topic to
-// router.AddHandler, with the same outbox.Publisher as its publisher. Without the
-// middleware that one refuses to publish (outbox.ErrNoTx) instead of publishing
-// beside the transaction.
+// Returned messages go to the handler's publish topic, and the router gets none: give
+// that topic to router.AddHandler, with the same outbox.Publisher as its publisher.
+// Without the middleware that one refuses to publish (outbox.ErrNoTx) instead of
+// publishing beside the transaction. The router's publisher decorators do not see
+// messages that go this way.
 //
 // # Order of middlewares
 //
-// Poison queue, Retry, Recoverer, Inbox, then the handler; the first that is added to
-// a router is the outermost. Retry and the poison queue must see each attempt's
-// transaction ended:
+// From the outside in: poison queue, Retry, Recoverer, Inbox, the handler. Retry and
+// the poison queue must see each attempt's transaction ended. Inside the inbox, Retry
+// would run the handler twice in one transaction, and a poison queue would have half
+// of a handler's effects committed; so would whatever else runs the handler again or
+// hides its error. Watermill keeps one list of the router's and the handlers'
+// middlewares, in the order in which they were added: handler.AddMiddleware puts the
+// inbox outside of what the router gets later. Decorating the handler itself does not
+// depend on that.
 //
 //	poison, err := wm.PoisonQueueWithFilter(publisher, "poison", middleware.IsPermanent)
 //	retry := wm.Retry{
-//		MaxRetries:      3,
-//		InitialInterval: 100 * time.Millisecond,
-//		ShouldRetry:     func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
+//		MaxRetries:          3,
+//		InitialInterval:     100 * time.Millisecond,
+//		ResetContextOnRetry: true, // else a Timeout's end would end the next attempts too
+//		ShouldRetry:         func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
 //	}
-//	router.AddMiddleware(poison, retry.Middleware, wm.Recoverer, inbox.Middleware)
+//	router.AddMiddleware(poison, retry.Middleware, wm.Recoverer)
 //
 // The filter keeps messages out of the poison queue that fail only because a database
 // is away. A Timeout may stand on either side of the inbox: a handler that overruns it
@@ -65,6 +79,9 @@ type Inbox struct {
 	config    InboxConfig
 	limitWait string
 	logger    watermill.LoggerAdapter
+
+	// handlers holds, by topic, the one handler that a configured Consumer stands for.
+	handlers sync.Map
 }
 
 // NewInbox returns an Inbox. A nil logger logs nothing. It does not touch the
@@ -93,11 +110,17 @@ func NewInbox(cfg InboxConfig, logger watermill.LoggerAdapter) (*Inbox, error) {
 // outbox.ErrInvalidMessage or outbox.ErrInvalidDestination, and errors of the database.
 // After a failed commit it is not always known whether it took place; a further
 // delivery is safe then too, since the key is part of it.
+//
+// Where the same inbox stands around itself (on the router and on the handler), the
+// inner one does nothing.
 func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		key, err := i.key(msg)
 		if err != nil {
 			return nil, err
+		}
+		if i.isInside(msg.Context(), key) {
+			return h(msg)
 		}
 		fresh, err := i.handleOnce(msg, key, h)
 		if err != nil {
@@ -110,14 +133,21 @@ func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
+// NoPublish is Middleware for handlers that return no messages, as
+// router.AddConsumerHandler takes them.
+func (i *Inbox) NoPublish(h message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
+	once := i.Middleware(func(msg *message.Message) ([]*message.Message, error) { return nil, h(msg) })
+	return func(msg *message.Message) error {
+		_, err := once(msg)
+		return err
+	}
+}
+
 func (i *Inbox) key(msg *message.Message) (inbox.Key, error) {
 	ctx := msg.Context()
-	consumer := i.config.Consumer
-	if consumer == "" {
-		consumer = message.HandlerNameFromCtx(ctx)
-	}
-	if consumer == "" {
-		return inbox.Key{}, ErrNoConsumer
+	consumer, err := i.consumer(ctx)
+	if err != nil {
+		return inbox.Key{}, err
 	}
 	id, err := i.config.EventID(msg)
 	if err != nil {
@@ -137,6 +167,38 @@ func (i *Inbox) key(msg *message.Message) (inbox.Key, error) {
 	return key, nil
 }
 
+// consumer is the configured one, or the handler's name. Two handlers under one
+// configured name would hide each other's messages.
+func (i *Inbox) consumer(ctx context.Context) (string, error) {
+	handler := message.HandlerNameFromCtx(ctx)
+	if i.config.Consumer == "" {
+		if handler == "" {
+			return "", ErrNoConsumer
+		}
+		return handler, nil
+	}
+	topic := message.SubscribeTopicFromCtx(ctx)
+	if first, _ := i.handlers.LoadOrStore(topic, handler); first != handler {
+		return "", fmt.Errorf("%w: %q and %q on topic %q, as consumer %q", ErrConsumerShared, first, handler, topic, i.config.Consumer)
+	}
+	return i.config.Consumer, nil
+}
+
+type insideKey struct {
+	db                *sql.DB
+	consumer, eventID string
+}
+
+func (i *Inbox) insideKey(key inbox.Key) insideKey {
+	return insideKey{db: i.config.DB, consumer: key.Consumer, eventID: key.EventID}
+}
+
+// isInside reports whether an inbox further out is handling the same event: waiting for
+// its key would be waiting for itself.
+func (i *Inbox) isInside(ctx context.Context, key inbox.Key) bool {
+	return ctx.Value(i.insideKey(key)) != nil
+}
+
 // handleOnce runs h unless key is recorded already, and reports whether it did.
 //
 // The transaction lives under the message's context: when that ends, database/sql
@@ -154,11 +216,11 @@ func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.Handle
 	if err != nil || !fresh {
 		return false, err
 	}
-	if err := i.run(msg, tx, h); err != nil {
-		return false, err
+	if err := i.run(msg, tx, key, h); err != nil {
+		return false, ended(ctx, err)
 	}
 	if err := commit(ctx, tx); err != nil {
-		return false, err
+		return false, ended(ctx, err)
 	}
 	return true, nil
 }
@@ -181,10 +243,23 @@ func (i *Inbox) record(ctx context.Context, tx *sql.Tx, key inbox.Key) (fresh bo
 	return true, restoreWait(ctx, tx, lockTimeout)
 }
 
-func (i *Inbox) run(msg *message.Message, tx *sql.Tx, h message.HandlerFunc) error {
+// ended recognises a transaction that the handler has ended. A further delivery would
+// find the key and drop the message, and what it returned with it.
+func ended(ctx context.Context, err error) error {
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	}
+	return err
+}
+
+func (i *Inbox) run(msg *message.Message, tx *sql.Tx, key inbox.Key, h message.HandlerFunc) error {
 	ctx := msg.Context()
-	defer msg.SetContext(ctx)
-	msg.SetContext(outbox.ContextWithTx(ctx, tx))
+	payload := msg.Payload
+	defer func() {
+		msg.SetContext(ctx)
+		msg.Payload = payload // the next attempt's digest is of what was delivered
+	}()
+	msg.SetContext(context.WithValue(outbox.ContextWithTx(ctx, tx), i.insideKey(key), true))
 
 	produced, err := h(msg)
 	if err != nil {

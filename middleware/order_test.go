@@ -41,9 +41,10 @@ func TestInbox_InTheDocumentedOrder(t *testing.T) {
 		poisonQueue, err := wm.PoisonQueueWithFilter(poisoned, "poison", middleware.IsPermanent)
 		require.NoError(t, err)
 		retry := wm.Retry{
-			MaxRetries:      maxRetries,
-			InitialInterval: time.Millisecond,
-			ShouldRetry:     func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
+			MaxRetries:          maxRetries,
+			InitialInterval:     time.Millisecond,
+			ResetContextOnRetry: true,
+			ShouldRetry:         func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
 		}
 
 		errs := route{}.deliver(t, handler,

@@ -10,19 +10,23 @@ import (
 )
 
 // limitWaitStatement sets lock_timeout for the transaction and returns what it was.
-// The CTE is materialized so that it is read before it is set.
+// The CTE is materialized so that it is read before it is set. In the same round trip
+// it makes the commit durable: the message is acked right after it.
 func limitWaitStatement(limit time.Duration) string {
 	// Rounded up: zero would be no limit.
 	milliseconds := (limit + time.Millisecond - 1) / time.Millisecond
 	return fmt.Sprintf(`WITH before AS MATERIALIZED (SELECT pg_catalog.current_setting('lock_timeout') AS value)
-		SELECT value, pg_catalog.set_config('lock_timeout', '%dms', true) FROM before`, milliseconds)
+		SELECT value, pg_catalog.set_config('lock_timeout', '%dms', true),
+			CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
+				THEN pg_catalog.set_config('synchronous_commit', 'on', true) END
+		FROM before`, milliseconds)
 }
 
 // boundWait bounds how long the next statement waits for another transaction, and
 // returns the former lock_timeout.
 func (i *Inbox) boundWait(ctx context.Context, tx *sql.Tx) (before string, err error) {
-	var now string
-	if err := tx.QueryRowContext(ctx, i.limitWait).Scan(&before, &now); err != nil {
+	var now, durable sql.Null[string]
+	if err := tx.QueryRowContext(ctx, i.limitWait).Scan(&before, &now, &durable); err != nil {
 		return "", fmt.Errorf("middleware: set lock_timeout: %w", err)
 	}
 	return before, nil

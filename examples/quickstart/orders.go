@@ -26,7 +26,8 @@ func (d *demo) newOrderService() (*orderService, error) {
 		return nil, err
 	}
 	shop := &orderService{db: d.db, events: service.outbox, router: service.router}
-	service.router.AddConsumerHandler("paid-orders", d.servers.Topic(paymentsTopic), service.subscriber, shop.markPaid)
+	once := service.inbox.NoPublish(shop.markPaid)
+	service.router.AddConsumerHandler("paid-orders", d.servers.Topic(paymentsTopic), service.subscriber, once)
 	return shop, nil
 }
 

@@ -22,7 +22,10 @@ func (d *demo) newPaymentService() (*message.Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	service.router.AddHandler("debit", d.servers.Topic(ordersTopic), service.subscriber, paymentsTopic, service.outbox, debit)
+	// The inbox decorates the handler itself: each attempt of Retry is a transaction of its
+	// own.
+	once := service.inbox.Middleware(debit)
+	service.router.AddHandler("debit", d.servers.Topic(ordersTopic), service.subscriber, paymentsTopic, service.outbox, once)
 	return service.router, nil
 }
 

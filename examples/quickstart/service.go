@@ -22,6 +22,7 @@ type service struct {
 	router     *message.Router
 	subscriber message.Subscriber
 	outbox     *outbox.Publisher
+	inbox      *middleware.Inbox
 }
 
 func (d *demo) newService(name string) (service, error) {
@@ -54,14 +55,14 @@ func (d *demo) newService(name string) (service, error) {
 		return service{}, err
 	}
 	retry := wm.Retry{
-		MaxRetries:      3,
-		InitialInterval: 100 * time.Millisecond,
-		ShouldRetry:     func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
-		Logger:          logger,
+		MaxRetries:          3,
+		InitialInterval:     100 * time.Millisecond,
+		ResetContextOnRetry: true,
+		ShouldRetry:         func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
+		Logger:              logger,
 	}
-	// The inbox is the innermost: each attempt of Retry is a transaction of its own.
-	router.AddMiddleware(d.countHandled, retry.Middleware, wm.Recoverer, once.Middleware)
-	return service{router: router, subscriber: subscriber, outbox: publisher}, nil
+	router.AddMiddleware(d.countHandled, retry.Middleware, wm.Recoverer)
+	return service{router: router, subscriber: subscriber, outbox: publisher, inbox: once}, nil
 }
 
 func newSubscriber(brokers []string, group string, logger watermill.LoggerAdapter) (message.Subscriber, error) {

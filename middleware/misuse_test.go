@@ -1,0 +1,167 @@
+package middleware_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox"
+	"github.com/watermill-outbox/outbox/internal/testdb"
+	"github.com/watermill-outbox/outbox/middleware"
+)
+
+// A handler that is decorated itself has the inbox next to it, whatever middleware the
+// router has: each attempt has a transaction of its own.
+func TestInbox_DecoratedHandlerIsRetriedInATransactionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		handler := b.wrap(t, b.then(func(*message.Message) ([]*message.Message, error) {
+			if b.runs.Load() == 1 {
+				return nil, errHandler // after the effect
+			}
+			return nil, nil
+		}))
+		retry := wm.Retry{MaxRetries: 3, InitialInterval: time.Millisecond}
+		errs := route{}.deliver(t, handler, []message.HandlerMiddleware{retry.Middleware}, newMessage("1"))
+		require.NoError(t, errs[0])
+		require.EqualValues(t, 2, b.runs.Load())
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+	})
+}
+
+func TestInbox_NoPublish(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		handler := b.inbox(t).NoPublish(func(msg *message.Message) error {
+			_, err := b.debit(msg)
+			return err
+		})
+		require.NoError(t, handler(newMessage("1")))
+		require.NoError(t, handler(newMessage("1")))
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+		_, err := b.db.ExecContext(t.Context(), `DROP TABLE `+b.effects())
+		require.NoError(t, err)
+		require.Error(t, handler(newMessage("2")))
+	})
+}
+
+// Two handlers under one configured consumer would hide each other's messages.
+func TestInbox_HandlersCannotShareAConsumer(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "postgres")
+	shared := b.inbox(t)
+	deliver := func(handler, topic, id string) error {
+		r := route{handler: handler, subscribe: topic}
+		return r.deliver(t, b.debit, []message.HandlerMiddleware{shared.Middleware}, newMessage(id))[0]
+	}
+	require.NoError(t, deliver("debit", "orders", "1"))
+	err := deliver("ship", "orders", "1")
+	require.ErrorIs(t, err, middleware.ErrConsumerShared)
+	require.True(t, middleware.IsPermanent(err))
+	require.ErrorContains(t, err, `"debit" and "ship" on topic "orders", as consumer "payments"`)
+	require.NoError(t, deliver("debit", "orders", "2"))
+	require.NoError(t, deliver("refund", "refunds", "3"), "another topic is another matter")
+	require.Equal(t, counts{keys: 3, effects: 3}, b.counts(t))
+}
+
+// A handler that ends the transaction is told so; its returned messages cannot be kept,
+// and the message must not pass for handled.
+func TestInbox_HandlerThatEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(tx *sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
+		for _, returned := range [][]*message.Message{nil, {newMessage("made")}} {
+			forEachDriver(t, func(t *testing.T, b *testBundle) {
+				handler := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
+					tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
+					return returned, end(tx)
+				}))
+				r := route{publish: "payments", publisher: b.config.Outbox}
+				err := r.deliver(t, handler, nil, newMessage("1"))[0]
+				require.ErrorIs(t, err, middleware.ErrTxEnded, name)
+				require.True(t, middleware.IsPermanent(err))
+				require.Zero(t, b.counts(t).outbox)
+			})
+		}
+	}
+}
+
+// A Timeout between Retry and the inbox ends its own attempt only.
+func TestInbox_RetryAroundTimeout(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		handler := b.wrap(t, b.then(func(*message.Message) ([]*message.Message, error) {
+			if b.runs.Load() == 1 {
+				return nil, errHandler
+			}
+			return nil, nil
+		}))
+		retry := wm.Retry{MaxRetries: 3, InitialInterval: time.Millisecond, ResetContextOnRetry: true}
+		errs := route{}.deliver(t, handler, []message.HandlerMiddleware{retry.Middleware, wm.Timeout(wait)}, newMessage("1"))
+		require.NoError(t, errs[0])
+		require.EqualValues(t, 2, b.runs.Load())
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+	})
+}
+
+// The same inbox on the router and on the handler does not wait for itself.
+func TestInbox_AroundItself(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		b.pool.SetMaxOpenConns(1)
+		handler := b.wrap(t, b.wrap(t, b.debit))
+		for range 2 {
+			_, err := handler(newMessage("1"))
+			require.NoError(t, err)
+		}
+		require.EqualValues(t, 1, b.runs.Load())
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+	})
+}
+
+// A handler that changes the message and fails leaves it as it was delivered: a later
+// attempt must not store the digest of something else.
+func TestInbox_PayloadIsRestored(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "postgres")
+	handler := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
+		msg.Payload = []byte("decrypted")
+		if b.runs.Load() == 1 {
+			return nil, errHandler
+		}
+		return nil, nil
+	}))
+	msg := newMessage("1")
+	_, err := handler(msg)
+	require.ErrorIs(t, err, errHandler)
+	_, err = handler(msg)
+	require.NoError(t, err)
+	_, err = handler(newMessage("1"))
+	require.NoError(t, err, "a duplicate of what was delivered, not another content")
+	require.EqualValues(t, 1, b.duplicates.Load())
+}
+
+// The message is acked after the commit, so the commit must be durable.
+func TestInbox_CommitIsDurable(t *testing.T) {
+	t.Parallel()
+	for setting, want := range map[string]string{"off": "on", "local": "local"} {
+		forEachDriver(t, func(t *testing.T, b *testBundle) {
+			b.config.DB = testdb.Open(t, b.driver, testdb.WithSetting(t, b.db.DSN, "synchronous_commit", setting))
+			_, err := b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
+				tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
+				var got string
+				err := tx.QueryRowContext(msg.Context(), `SELECT current_setting('synchronous_commit')`).Scan(&got)
+				require.Equal(t, want, got)
+				return nil, err
+			})(newMessage("1"))
+			require.NoError(t, err)
+			var after string
+			require.NoError(t, b.config.DB.QueryRowContext(context.Background(), `SELECT current_setting('synchronous_commit')`).Scan(&after))
+			require.Equal(t, setting, after, "the session is as it was")
+		})
+	}
+}
