@@ -85,7 +85,7 @@ func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, ms
 
 func (p *Publisher) write(ctx context.Context, tx Tx, destination string, rows []row) error {
 	if err := p.insert.exec(ctx, tx, destination, rows); err != nil {
-		return fmt.Errorf("outbox: insert into %s: %w", p.config.Schema.Outbox(), err)
+		return fmt.Errorf("outbox: insert into %s: %w", p.config.Schema.Outbox(), schema.Missing(err))
 	}
 	p.logger.Trace("Messages written to the outbox", watermill.LogFields{
 		"destination": destination,

@@ -340,6 +340,7 @@ func TestDatabaseErrorsKeepTheirSQLState(t *testing.T) {
 			var coded interface{ SQLState() string }
 			require.ErrorAs(t, err, &coded)
 			require.Equal(t, "42P01", coded.SQLState())
+			require.ErrorIs(t, err, schema.ErrNotMigrated)
 			require.ErrorContains(t, err, b.db.Schema.Outbox())
 		})
 	}

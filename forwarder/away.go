@@ -23,6 +23,7 @@ const forgetAfter = 10 * time.Minute
 
 type absence struct {
 	backOff backoff.BackOff
+	since   time.Time
 	until   time.Time
 }
 
@@ -35,7 +36,7 @@ func (a *awayDestinations) gone(destination string, err error) {
 	}
 	known := a.away[destination]
 	if known == nil {
-		known = &absence{backOff: a.newBackOff()}
+		known = &absence{backOff: a.newBackOff(), since: time.Now()}
 		a.away[destination] = known
 	}
 	if now := time.Now(); now.After(known.until) {
@@ -52,7 +53,13 @@ func (a *awayDestinations) gone(destination string, err error) {
 func (a *awayDestinations) back(destination string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.away, destination)
+	if known := a.away[destination]; known != nil {
+		delete(a.away, destination)
+		a.logger.Info("Destination is back", watermill.LogFields{
+			"destination": destination,
+			"after":       time.Since(known.since).Round(time.Millisecond),
+		})
+	}
 }
 
 // destinations lists those that are to be left out of a claim now.

@@ -17,7 +17,7 @@ func newTestWorker(t *testing.T, db *testdb.DB, cfg Config) *worker {
 	require.NoError(t, err)
 	version, err := f.inspectDatabase(t.Context())
 	require.NoError(t, err)
-	return f.newWorker(version, &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger})
+	return f.workers(version)()
 }
 
 func begin(t *testing.T, w *worker) *sql.Tx {

@@ -88,6 +88,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
+	f.logger.Info("Forwarder is stopping, it finishes the batches in flight", nil)
 	// lib/pq waits for the answer of a server that is silent, whatever its context says.
 	stuck := time.NewTimer(f.config.PublishTimeout + 5*f.config.DatabaseTimeout)
 	defer stuck.Stop()
@@ -107,10 +108,10 @@ func (f *Forwarder) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	away := &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger}
+	newWorker := f.workers(version)
 	var workers sync.WaitGroup
 	for range f.config.Workers {
-		w := f.newWorker(version, away)
+		w := newWorker()
 		workers.Go(func() { w.run(ctx) })
 	}
 	close(f.running)
@@ -145,21 +146,29 @@ func (f *Forwarder) batches() bool {
 	return ok
 }
 
-func (f *Forwarder) newWorker(serverVersion int, away *awayDestinations) *worker {
-	publisher, ok := f.publisher.(BatchPublisher)
-	if !ok {
-		publisher = &sequential{publisher: f.publisher}
-	}
-	return &worker{
-		config:      f.config,
-		db:          f.db,
-		publisher:   publisher,
-		claimer:     newClaimer(f.config),
-		settler:     newSettler(f.config),
-		away:        away,
-		boundsQuery: boundsQuery(f.config, serverVersion),
-		wake:        f.wake,
-		logger:      f.logger,
+// workers returns a function that makes workers which share what they know of outages.
+func (f *Forwarder) workers(serverVersion int) func() *worker {
+	away := &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger}
+	database := &outage{what: "Database", logger: f.logger}
+	broker := &outage{what: "Broker", logger: f.logger}
+	return func() *worker {
+		publisher, ok := f.publisher.(BatchPublisher)
+		if !ok {
+			publisher = &sequential{publisher: f.publisher}
+		}
+		return &worker{
+			config:      f.config,
+			db:          f.db,
+			publisher:   publisher,
+			claimer:     newClaimer(f.config),
+			settler:     newSettler(f.config),
+			away:        away,
+			database:    database,
+			broker:      broker,
+			boundsQuery: boundsQuery(f.config, serverVersion),
+			wake:        f.wake,
+			logger:      f.logger,
+		}
 	}
 }
 
@@ -186,8 +195,8 @@ func (f *Forwarder) pauseBeforeStart(ctx context.Context, wait backoff.BackOff, 
 	if ctx.Err() != nil {
 		return
 	}
-	next := wait.NextBackOff()
-	f.logger.Error("Database is unavailable, the forwarder waits to start", err, watermill.LogFields{"retry_in": next})
+	next := f.config.next(wait)
+	f.logger.Error(databaseTrouble(err)+", the forwarder waits to start", err, watermill.LogFields{"retry_in": next})
 	sleep(ctx, next, nil)
 }
 

@@ -1,10 +1,32 @@
 package forwarder
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // lockNotAvailable is the SQLSTATE of a wait that lock_timeout ended (Postgres manual,
 // "PostgreSQL Error Codes").
 const lockNotAvailable = "55P03"
+
+// databaseTrouble says what is wrong in words for whoever is called at night.
+func databaseTrouble(err error) string {
+	var state interface{ SQLState() string }
+	if !errors.As(err, &state) {
+		return "Database is unavailable, messages stay in the outbox"
+	}
+	code := state.SQLState()
+	switch {
+	case code == lockNotAvailable:
+		return "Rows of the outbox are locked by others, their units wait"
+	case strings.HasPrefix(code, "28"), code == "3D000", code == "42501":
+		return "Database refuses the forwarder, messages stay in the outbox"
+	case strings.HasPrefix(code, "42"), code == "3F000":
+		return "Tables of the outbox are not as they should be, messages stay in the outbox"
+	default:
+		return "Database is in trouble, messages stay in the outbox"
+	}
+}
 
 // hasSQLState reports whether err comes from Postgres with that code. The errors of
 // lib/pq and of pgx both have the method.

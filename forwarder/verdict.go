@@ -84,9 +84,10 @@ func obstacle(results []error, changed bool) error {
 }
 
 func (w *worker) logFailure(r row, err error) {
-	w.logger.Error("Message was not published, it will be tried again", err, watermill.LogFields{
-		"seq":          r.seq,
-		"message_uuid": r.outgoing.Message.UUID,
-		"destination":  r.outgoing.Destination,
+	w.logger.Error("Message was not published, it will be tried again; its unit waits", err, watermill.LogFields{
+		"seq":           r.seq,
+		"message_uuid":  r.outgoing.Message.UUID,
+		"destination":   r.outgoing.Destination,
+		"partition_key": r.outgoing.PartitionKey,
 	})
 }

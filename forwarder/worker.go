@@ -18,6 +18,8 @@ type worker struct {
 	claimer     claimer
 	settler     settler
 	away        *awayDestinations
+	database    *outage
+	broker      *outage
 	boundsQuery string
 	wake        <-chan struct{}
 	logger      watermill.LoggerAdapter
@@ -31,13 +33,24 @@ func (w *worker) run(ctx context.Context) {
 	backOff := w.config.newBackOff()
 	for ctx.Err() == nil {
 		out, err := w.forwardBatch(ctx)
-		switch {
-		case err != nil && ctx.Err() != nil && out.claimed == 0:
+		if err != nil && ctx.Err() != nil && out.claimed == 0 {
 			return // a claim that was given up; whatever else went wrong with it does not matter
+		}
+		if err == nil {
+			w.database.over()
+		}
+		if out.confirmed > 0 {
+			w.broker.over()
+		}
+		switch {
 		case err != nil:
-			w.pause(ctx, backOff.NextBackOff(), "Batch failed, its messages stay in the outbox", err)
+			wait := w.config.next(backOff)
+			w.database.note(databaseTrouble(err), err, wait)
+			sleep(ctx, wait, nil)
 		case out.obstacle != nil && out.confirmed == 0:
-			w.pause(ctx, backOff.NextBackOff(), "Broker is unavailable, messages stay in the outbox", out.obstacle)
+			wait := w.config.next(backOff)
+			w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait)
+			sleep(ctx, wait, nil)
 		case out.claimed == 0:
 			backOff.Reset()
 			w.idle(ctx)
@@ -45,11 +58,6 @@ func (w *worker) run(ctx context.Context) {
 			backOff.Reset()
 		}
 	}
-}
-
-func (w *worker) pause(ctx context.Context, wait time.Duration, what string, err error) {
-	w.logger.Error(what, err, watermill.LogFields{"retry_in": wait})
-	sleep(ctx, wait, nil)
 }
 
 // idle waits for the next poll, with jitter, so that replicas that started together
@@ -69,6 +77,9 @@ func sleep(ctx context.Context, wait time.Duration, wake <-chan struct{}) {
 	case <-ctx.Done():
 	}
 }
+
+// next is the wait before the next attempt; the jitter does not take it over RetryMax.
+func (c Config) next(b backoff.BackOff) time.Duration { return min(b.NextBackOff(), c.RetryMax) }
 
 func (c Config) newBackOff() backoff.BackOff {
 	exponential := backoff.NewExponentialBackOff()

@@ -117,6 +117,7 @@ func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		key, err := i.key(msg)
 		if err != nil {
+			i.refused(msg, err)
 			return nil, err
 		}
 		if i.isInside(msg.Context(), key) {
@@ -124,6 +125,7 @@ func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		fresh, err := i.handleOnce(msg, key, h)
 		if err != nil {
+			i.refused(msg, err)
 			return nil, err
 		}
 		if !fresh {
@@ -313,6 +315,19 @@ func (i *Inbox) rollBack(tx *sql.Tx) {
 	if err := tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
 		i.logger.Debug("Rollback failed, the connection is dropped", watermill.LogFields{"error": err.Error()})
 	}
+}
+
+// refused says what a poison queue outside would take away without a word.
+func (i *Inbox) refused(msg *message.Message, err error) {
+	if !IsPermanent(err) {
+		return
+	}
+	i.logger.Error("Event was not handled, and a further delivery cannot mend it", err, watermill.LogFields{
+		"consumer":     i.config.Consumer,
+		"handler":      message.HandlerNameFromCtx(msg.Context()),
+		"topic":        message.SubscribeTopicFromCtx(msg.Context()),
+		"message_uuid": msg.UUID,
+	})
 }
 
 func (i *Inbox) dropped(ctx context.Context, key inbox.Key) {

@@ -3,14 +3,17 @@ package middleware_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox"
+	"github.com/watermill-outbox/outbox/inbox"
 	"github.com/watermill-outbox/outbox/internal/testdb"
 	"github.com/watermill-outbox/outbox/middleware"
 )
@@ -164,4 +167,35 @@ func TestInbox_CommitIsDurable(t *testing.T) {
 			require.Equal(t, setting, after, "the session is as it was")
 		})
 	}
+}
+
+type errorLog struct {
+	watermill.NopLogger
+
+	lines []string
+}
+
+func (l *errorLog) Error(msg string, err error, fields watermill.LogFields) {
+	l.lines = append(l.lines, fmt.Sprint(msg, " ", fields["message_uuid"], " ", fields["consumer"], ": ", err))
+}
+
+func (l *errorLog) With(watermill.LogFields) watermill.LoggerAdapter { return l }
+
+// A poison queue takes refused events away without a word; the inbox says so.
+func TestInbox_RefusedEventsAreLogged(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "postgres")
+	var log errorLog
+	i, err := middleware.NewInbox(b.config, &log)
+	require.NoError(t, err)
+	handler := i.Middleware(b.debit)
+	_, err = handler(newMessage("1"))
+	require.NoError(t, err)
+	_, err = handler(message.NewMessage("1", []byte("other content")))
+	require.ErrorIs(t, err, inbox.ErrIDReused)
+	_, err = handler(newMessage(""))
+	require.ErrorIs(t, err, middleware.ErrNoEventID)
+	require.Len(t, log.lines, 2)
+	require.Contains(t, log.lines[0], "Event was not handled, and a further delivery cannot mend it 1 payments: middleware: permanent: inbox: the event id was used")
+	require.Contains(t, log.lines[1], "no event id")
 }

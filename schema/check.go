@@ -17,6 +17,16 @@ var (
 	ErrSequenceCache = errors.New("schema: the sequence of the outbox must have CACHE 1")
 )
 
+// Missing makes ErrNotMigrated of an error that says that a table or the schema does not
+// exist (SQLSTATE 42P01 or 3F000). Other errors, and nil, stay as they are.
+func Missing(err error) error {
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) && (state.SQLState() == "42P01" || state.SQLState() == "3F000") {
+		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	}
+	return err
+}
+
 // Check reports whether the tables are there in the version of this module, the
 // database is encoded in UTF8 and the outbox's sequence is as order needs it. It
 // only reads. Errors wrap ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrNewerSchema

@@ -16,6 +16,8 @@ type batch struct {
 	client   *kgo.Client
 	records  map[*message.Message]*kgo.Record
 	rejected map[*message.Message]error
+
+	maxMessageBytes int
 }
 
 // send sends one wave, in which no two messages belong to one unit.
@@ -49,7 +51,7 @@ func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing) []error {
 		}
 		answers.Add(1)
 		b.client.Produce(ctx, b.records[msg.Message], func(_ *kgo.Record, err error) {
-			results[i] = classify(err)
+			results[i] = classify(err, b.maxMessageBytes)
 			answers.Done()
 		})
 	}

@@ -247,7 +247,14 @@ func TestSilentBrokerIsBoundedByTheContext(t *testing.T) {
 
 func TestConfigReportsAllErrorsAtOnce(t *testing.T) {
 	t.Parallel()
-	_, err := kafka.NewPublisher(kafka.Config{Partitioner: "md5", MaxMessageBytes: -1}, nil)
+	brokers := []string{"good:9092", "kafka://a:9092", "a:9092,b:9092", "", "a"}
+	_, err := kafka.NewPublisher(kafka.Config{Brokers: brokers}, nil)
+	require.ErrorIs(t, err, kafka.ErrInvalidConfig)
+	require.NotContains(t, err.Error(), "good")
+	for _, bad := range brokers[1:] {
+		require.ErrorContains(t, err, fmt.Sprintf("Brokers has %q", bad))
+	}
+	_, err = kafka.NewPublisher(kafka.Config{Partitioner: "md5", MaxMessageBytes: -1}, nil)
 	require.ErrorIs(t, err, kafka.ErrInvalidConfig)
 	for _, text := range []string{
 		"Brokers is empty", `Partitioner is "md5", allowed are "murmur2" and "fnv1a"`, "MaxMessageBytes is -1, allowed is 512 to 104857600",

@@ -41,21 +41,18 @@ func (p *Publisher) replace(stale *kgo.Client) {
 	stale.Close()
 }
 
-// clientLogger hands the client library's warnings on.
+// clientLogger hands on what the client library has to say, for those who look closely:
+// what comes of it is reported with the batch.
 type clientLogger struct{ logger watermill.LoggerAdapter }
 
 func (clientLogger) Level() kgo.LogLevel { return kgo.LogLevelWarn }
 
-func (l clientLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
+func (l clientLogger) Log(_ kgo.LogLevel, msg string, keyvals ...any) {
 	fields := watermill.LogFields{}
 	for i := 0; i+1 < len(keyvals); i += 2 {
 		if name, ok := keyvals[i].(string); ok {
 			fields[name] = keyvals[i+1]
 		}
 	}
-	if level == kgo.LogLevelError {
-		l.logger.Error("Kafka client: "+msg, nil, fields)
-		return
-	}
-	l.logger.Info("Kafka client: "+msg, fields)
+	l.logger.Debug("Kafka client: "+msg, fields)
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -68,6 +70,11 @@ func (c Config) Validate() error {
 	var errs []error
 	if len(c.Brokers) == 0 {
 		errs = append(errs, fmt.Errorf("%w: Brokers is empty, at least one host:port is needed", ErrInvalidConfig))
+	}
+	for _, broker := range c.Brokers {
+		if host, port, err := net.SplitHostPort(broker); err != nil || host == "" || port == "" || strings.ContainsAny(broker, "/, ") {
+			errs = append(errs, fmt.Errorf("%w: Brokers has %q, each must be one host:port", ErrInvalidConfig, broker))
+		}
 	}
 	if c.Partitioner != Murmur2 && c.Partitioner != FNV1a {
 		errs = append(errs, fmt.Errorf("%w: Partitioner is %q, allowed are %q and %q", ErrInvalidConfig, c.Partitioner, Murmur2, FNV1a))

@@ -2,19 +2,29 @@ package kafka
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/watermill-outbox/outbox/forwarder"
 )
 
+// errNoAnswer says why a client was closed while messages were on their way.
+var errNoAnswer = errors.New("the broker did not confirm in time, the connection was closed")
+
 // classify sorts what the broker or the client library said of a record (Kafka
 // protocol guide, "Error Codes").
-func classify(err error) error {
+func classify(err error, maxMessageBytes int) error {
 	switch {
 	case err == nil:
 		return nil
-	case isAny(err, kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp):
+	case errors.Is(err, kgo.ErrClientClosed):
+		return forwarder.Unavailable(errNoAnswer)
+	case errors.Is(err, kerr.MessageTooLarge):
+		return forwarder.Refused(fmt.Errorf("%w (kafka.Config.MaxMessageBytes is %d, the topic has its max.message.bytes)",
+			err, maxMessageBytes))
+	case isAny(err, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp):
 		return forwarder.Refused(err)
 	case isDestinationError(err):
 		return forwarder.DestinationUnavailable(err)

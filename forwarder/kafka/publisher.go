@@ -83,6 +83,8 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 		client:   client,
 		records:  make(map[*message.Message]*kgo.Record, len(msgs)),
 		rejected: make(map[*message.Message]error),
+
+		maxMessageBytes: p.config.MaxMessageBytes,
 	}
 	for _, msg := range msgs {
 		record, err := p.record(msg)
