@@ -3,20 +3,31 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 
-# Every module with code of ours, the root first.
-MODULES := $(sort $(patsubst ./%,%,$(patsubst %/go.mod,%,$(shell \
-	find . -name go.mod -not -path './tools/*' -not -path '*/.*/*' -not -path '*/testdata/*'))))
+# With it, 'cd examples' may lead elsewhere.
+unexport CDPATH
 
-# Built once from the pinned source, then taken from Go's build cache.
-GOLANGCI := go tool -modfile='$(CURDIR)/tools/go.mod' golangci-lint
+# Every module with code of ours, the root first.
+FOUND := $(shell find . \( -name '.?*' -o -path ./tools -o -name testdata \) -prune -o -name go.mod -print || echo failed)
+ifneq (,$(filter failed,$(or $(FOUND),failed)))
+$(error cannot find the modules)
+endif
+MODULES := $(sort $(patsubst ./%,%,$(patsubst %/go.mod,%,$(FOUND))))
+
+# Built once from the pinned source, then taken from Go's build cache. The path is
+# left to the shell, which takes an apostrophe in it for what it is.
+export CLONE := $(CURDIR)
+GOLANGCI := go tool -modfile="$$CLONE/tools/go.mod" golangci-lint
 
 # The servers of 'make services', unless the environment names others.
 SERVICES_POSTGRES_PORT ?= 54329
 SERVICES_KAFKA_PORT ?= 29092
-export SERVICES_POSTGRES_PORT SERVICES_KAFKA_PORT
-ADDRESSES := export \
+SERVICES_RABBITMQ_PORT ?= 25673
+export SERVICES_POSTGRES_PORT SERVICES_KAFKA_PORT SERVICES_RABBITMQ_PORT
+# PGHOSTADDR and its like would change where they lead.
+ADDRESSES := if [[ -z $${POSTGRES_DSN:-} ]]; then unset "$${!PG@}"; fi; export \
 	POSTGRES_DSN="$${POSTGRES_DSN:-postgres://outbox:outbox@127.0.0.1:$$SERVICES_POSTGRES_PORT/outbox?sslmode=disable}" \
-	KAFKA_BROKERS="$${KAFKA_BROKERS:-127.0.0.1:$$SERVICES_KAFKA_PORT}"
+	KAFKA_BROKERS="$${KAFKA_BROKERS:-127.0.0.1:$$SERVICES_KAFKA_PORT}" \
+	AMQP_URI="$${AMQP_URI:-amqp://outbox:outbox@127.0.0.1:$$SERVICES_RABBITMQ_PORT/}"
 
 # A workspace around the clone must not hide what a module's own go.mod lacks.
 export GOWORK := off
@@ -50,7 +61,7 @@ endif
 test: services ## start the servers if need be, then lint and test every module
 	@$(ADDRESSES); $(CHECK); \
 	for module in $(MODULES); do \
-		check $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...; \
+		check $(GOLANGCI) run --config "$$CLONE/.golangci.yml" ./...; \
 		check go mod tidy -diff; \
 		check go build -o /dev/null ./...; \
 		check go test -race -count=1 -timeout=20m ./...; \
@@ -61,14 +72,14 @@ test: services ## start the servers if need be, then lint and test every module
 lint: ## run the linters
 	@$(CHECK); \
 	for module in $(MODULES); do \
-		check $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...; \
+		check $(GOLANGCI) run --config "$$CLONE/.golangci.yml" ./...; \
 	done; \
 	verdict
 
 .PHONY: fmt
 fmt: ## format the code
 	@for module in $(MODULES); do \
-		(cd "$$module" && $(GOLANGCI) fmt --config '$(CURDIR)/.golangci.yml' ./...) || exit; \
+		(cd "$$module" && $(GOLANGCI) fmt --config "$$CLONE/.golangci.yml" ./...) || exit; \
 	done
 
 .PHONY: tidy
@@ -76,11 +87,13 @@ tidy: ## run go mod tidy in every module
 	@for module in $(MODULES); do (cd "$$module" && go mod tidy) || exit; done
 
 .PHONY: services
-services: ## start Postgres and Kafka, unless they answer already
+services: ## start Postgres, Kafka and RabbitMQ, unless they answer already
 	@internal/services/postgres.sh start
 	@internal/services/kafka.sh start
+	@internal/services/rabbitmq.sh start
 
 .PHONY: services-stop
 services-stop: ## stop what 'make services' started
+	@internal/services/rabbitmq.sh stop
 	@internal/services/kafka.sh stop
 	@internal/services/postgres.sh stop

@@ -28,6 +28,22 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	w := newEmptyWorld(t)
+	w.said = account{deaths: 1, duplicatesDropped: 1}
+	for _, id := range []string{"a", "b"} {
+		w.said.committed = append(w.said.committed, id)
+		w.exec(`INSERT INTO orders (id, status) VALUES ($1, 'paid')`, id)
+		w.publish(ordersTopic, id)
+		w.pay("payment of "+id, id)
+	}
+	w.publish(ordersTopic, "a")
+	w.said.rolledBack = []string{"c"}
+	return w
+}
+
+// newEmptyWorld has topics and tables, and nothing in them.
+func newEmptyWorld(t *testing.T) *world {
+	t.Helper()
 	s, err := servers.Open(t.Context(), servers.Kafka, "quickstart_test")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close(context.Background())) })
@@ -39,17 +55,7 @@ func newWorld(t *testing.T) *world {
 	publisher, err := kafka.NewPublisher(kafka.Config{Brokers: s.Brokers}, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, publisher.Close()) })
-
-	w := &world{t: t, servers: s, db: db, kafka: s.InTopics(publisher), said: account{deaths: 1, duplicatesDropped: 1}}
-	for _, id := range []string{"a", "b"} {
-		w.said.committed = append(w.said.committed, id)
-		w.exec(`INSERT INTO orders (id, status) VALUES ($1, 'paid')`, id)
-		w.publish(ordersTopic, id)
-		w.pay("payment of "+id, id)
-	}
-	w.publish(ordersTopic, "a")
-	w.said.rolledBack = []string{"c"}
-	return w
+	return &world{t: t, servers: s, db: db, kafka: s.InTopics(publisher)}
 }
 
 func (w *world) exec(statement string, args ...any) {

@@ -24,6 +24,12 @@ const (
 // progressPoll is how often the database is asked how far things are.
 const progressPoll = 50 * time.Millisecond
 
+// stalledAfter is how long nothing may move: an event that is lost would be awaited
+// for ever.
+const stalledAfter = 10 * time.Second
+
+var errStalled = fmt.Errorf("nothing has moved for %s", stalledAfter)
+
 // demo is one run: the services, and what they have to say about themselves.
 type demo struct {
 	servers *servers.Servers
@@ -72,16 +78,17 @@ func runDemo(ctx context.Context, opts options) (_ *figures, err error) {
 }
 
 // run starts the services and the forwarder, lets them work until nothing is left to
-// do, stops them and takes stock.
+// do, stops them and takes stock. It does so too if they have not got there in time:
+// then the figures say what is lost.
 func (d *demo) run(ctx context.Context, orders int) (_ *figures, err error) {
 	var parts tasks
 	defer func() { err = errors.Join(err, parts.stop()) }()
-	payments, err := d.newPaymentService()
+	payments, err := d.newPaymentService() //nolint:contextcheck // a message brings its context
 	if err != nil {
 		return nil, err
 	}
 	parts.start(ctx, d.abort, payments.Run)
-	shop, err := d.newOrderService()
+	shop, err := d.newOrderService() //nolint:contextcheck // a message brings its context
 	if err != nil {
 		return nil, err
 	}
@@ -96,21 +103,23 @@ func (d *demo) run(ctx context.Context, orders int) (_ *figures, err error) {
 	// Kafka has none of it yet. The orders stand, whatever becomes of the forwarder.
 	relay := &supervisor{addresses: d.servers.Addresses, dieAfter: deaths(orders), onDeath: d.reportDeath}
 	parts.start(ctx, d.abort, relay.run)
-	if err := d.awaitSettled(ctx, orders); err != nil {
-		return nil, err
+	unsettled := d.awaitSettled(ctx, orders)
+	if unsettled != nil && !errors.Is(unsettled, errTimeOver) && !errors.Is(unsettled, errStalled) {
+		return nil, unsettled
 	}
 	// Stopped before the books are read: nothing changes any more.
-	if err := parts.stop(); err != nil {
-		return nil, err
-	}
-	return d.takeStock(ctx, account{
+	unstopped := parts.stop()
+	figures, err := d.takeStock(ctx, account{
 		placed:            placed,
 		deaths:            relay.deaths(),
 		duplicatesDropped: int(d.duplicatesDropped.Load()),
 	})
+	return figures, errors.Join(unsettled, unstopped, err)
 }
 
 func (d *demo) takeStock(ctx context.Context, said account) (*figures, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
+	defer cancel()
 	figures, faults, err := audit(ctx, d.db, d.servers.Addresses, said)
 	if err != nil {
 		return nil, err
@@ -122,7 +131,8 @@ func (d *demo) takeStock(ctx context.Context, said account) (*figures, error) {
 }
 
 // awaitSettled returns once every order is paid, the outbox is empty and every record
-// in Kafka, duplicates too, has been handled: then no part has anything left to do.
+// in Kafka, duplicates too, has been handled: then no part has anything left to do. It
+// gives up with ctx, or when nothing moves any more.
 func (d *demo) awaitSettled(ctx context.Context, orders int) error {
 	admin, closeAdmin, err := newAdmin(d.servers.Addresses)
 	if err != nil {
@@ -130,24 +140,32 @@ func (d *demo) awaitSettled(ctx context.Context, orders int) error {
 	}
 	defer closeAdmin()
 	query := `SELECT (SELECT count(*) FROM orders WHERE status = 'paid'), (SELECT count(*) FROM ` + d.servers.Tables().Outbox() + `)`
-	var paid, waiting int
-	var handled, records int64
+	var now, before struct {
+		paid, waiting    int
+		handled, records int64
+	}
+	moved := time.Now()
 	err = poll(ctx, func() (done bool, err error) {
 		// In this order. What handled messages gave rise to was in the outbox by then; once
 		// that is empty, it is among the records.
-		handled = d.handled.Load()
-		if err := d.db.QueryRowContext(ctx, query).Scan(&paid, &waiting); err != nil {
+		now.handled = d.handled.Load()
+		if err := d.db.QueryRowContext(ctx, query).Scan(&now.paid, &now.waiting); err != nil {
 			return false, err
 		}
-		d.screen.progress(paid)
-		if records, err = countRecords(ctx, admin, d.servers.Topic(ordersTopic), d.servers.Topic(paymentsTopic)); err != nil {
+		d.screen.progress(now.paid)
+		if now.records, err = countRecords(ctx, admin, d.servers.Topic(ordersTopic), d.servers.Topic(paymentsTopic)); err != nil {
 			return false, err
 		}
-		return paid == orders && waiting == 0 && handled >= records, nil
+		if now != before {
+			before, moved = now, time.Now()
+		} else if time.Since(moved) > stalledAfter {
+			err = errStalled
+		}
+		return now.paid == orders && now.waiting == 0 && now.handled >= now.records, err
 	})
 	if err != nil {
 		return fmt.Errorf("%d of %d orders are paid, %d events wait in the outbox, %d of %d records are handled: %w",
-			paid, orders, waiting, handled, records, err)
+			now.paid, orders, now.waiting, now.handled, now.records, err)
 	}
 	return nil
 }

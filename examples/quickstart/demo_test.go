@@ -39,6 +39,28 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// What the environment says of a Postgres of the user's is not for the demo's own.
+func TestDemoIgnoresTheUsersPostgres(t *testing.T) {
+	t.Parallel()
+	for name, variables := range map[string][]string{
+		"embedded": {"POSTGRES_DSN=postgres://u@127.0.0.1:1/x", "KAFKA_BROKERS=127.0.0.1:1"},
+		"kafka":    {"POSTGRES_DSN="},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "kafka" && postgresDSN() != defaultPostgresDSN {
+				t.Skip("the tests' Postgres is not at the default address")
+			}
+			demo := newProgram(t, "-broker="+name, "-orders=20")
+			demo.Env = append(demo.Env, "PGHOSTADDR=127.0.0.2", "PGPORT=1", "PGTARGETSESSIONATTRS=standby",
+				"PGOPTIONS=-c no_such_setting=1", "PGCLIENTENCODING=LATIN1", "PGSERVICE=none", "PGCHANNELBINDING=require")
+			demo.Env = append(demo.Env, variables...)
+			require.Zero(t, demo.finish(t), "%s%s", &demo.stdout, &demo.stderr)
+			require.Empty(t, demo.stderr.String())
+		})
+	}
+}
+
 func lastLine(t *testing.T, stdout string) figures {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")

@@ -26,10 +26,15 @@ const (
 	// deadline bounds the whole run but its clean-up.
 	deadline = 50 * time.Second
 
+	// auditTimeout bounds the audit, which takes place also when the time is over.
+	auditTimeout = 10 * time.Second
+
 	defaultOrders = 200
 	// maxOrders is what a small machine forwards and pays well within the deadline.
 	maxOrders = 5000
 )
+
+var errTimeOver = fmt.Errorf("not done after %s", deadline)
 
 func main() {
 	// This program is also the keeper of its throwaway Postgres, and its forwarder.
@@ -50,7 +55,7 @@ func run(args []string) (exitCode int) {
 	defer stop()
 	context.AfterFunc(interrupted, stop) // a second Ctrl-C ends the program at once
 
-	ctx, cancel := context.WithTimeoutCause(interrupted, deadline, fmt.Errorf("not done after %s", deadline)) //nolint:err113 // text
+	ctx, cancel := context.WithTimeoutCause(interrupted, deadline, errTimeOver)
 	defer cancel()
 	figures, err := runDemo(ctx, options)
 	switch {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -44,6 +45,10 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m, knownLeak)
 }
+
+const defaultPostgresDSN = "postgres://outbox:outbox@127.0.0.1:54329/outbox?sslmode=disable"
+
+func postgresDSN() string { return cmp.Or(os.Getenv("POSTGRES_DSN"), defaultPostgresDSN) }
 
 // program is the demo as a user runs it, without a terminal.
 type program struct {

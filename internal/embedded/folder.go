@@ -90,6 +90,10 @@ func (f folder) executable() (string, error) {
 	}
 
 	_, err = io.Copy(to, from)
+	if err == nil {
+		err = to.Chmod(0o755) // whatever the umask
+	}
+
 	if closeErr := to.Close(); err == nil {
 		err = closeErr
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,6 +24,7 @@ const roleVariable = "EMBEDDED_TEST_ROLE"
 const (
 	roleNoHook = "no-hook" // starts a Postgres without the hook
 	roleParent = "parent"  // starts a Postgres and waits for its end
+	roleStrict = "strict"  // a parent whose files are for nobody else
 )
 
 // parentReport is what a role prints, in one line.
@@ -41,7 +43,11 @@ func TestMain(m *testing.M) {
 
 	embedded.RunChildIfAsked()
 
-	if role == roleParent {
+	if role == roleStrict {
+		syscall.Umask(0o077)
+	}
+
+	if role == roleParent || role == roleStrict {
 		playParent()
 	}
 

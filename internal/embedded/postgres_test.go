@@ -381,6 +381,15 @@ func TestPostgresPrivateTempFolder(t *testing.T) {
 	query(t, pg.DSN(), `SELECT 1`, new(int))
 }
 
+// As root, the server's user must execute what this process has written.
+func TestPostgresStrictUmask(t *testing.T) {
+	t.Parallel()
+
+	report := startRole(t, roleStrict).report(t)
+	require.Empty(t, report.Error)
+	query(t, report.DSN, `SELECT 1`, new(int))
+}
+
 // Variables that change what Postgres' programs do must not reach them, nor
 // may secrets of this process.
 func TestPostgresEnvironment(t *testing.T) {

@@ -14,9 +14,10 @@ type event struct {
 	// partitionKey is empty for an event that is a unit of its own.
 	partitionKey string
 	// key and n are what the payload says: the account, and the count within it.
-	key     string
-	n       int64
-	payload []byte
+	key      string
+	n        int64
+	payload  []byte
+	metadata map[string]string
 }
 
 // book is what the writers remember.

@@ -26,11 +26,15 @@ type Broker interface {
 
 // Delivery is a message as it lies in the broker.
 type Delivery struct {
+	// Destination is the one that it was read from; the ledger fills it in.
+	Destination string
 	// Queue is what has an order: a partition, a queue.
 	Queue        string
 	ID           string
 	PartitionKey string
 	Payload      []byte
+	// Metadata is all of it, without what the broker's publisher adds, as the id.
+	Metadata map[string]string
 }
 
 // BrokerAddress crosses the border between processes.

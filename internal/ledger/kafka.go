@@ -107,10 +107,13 @@ func delivery(record *kgo.Record) Delivery {
 		Queue:        record.Topic + "/" + strconv.Itoa(int(record.Partition)),
 		PartitionKey: string(record.Key),
 		Payload:      record.Value,
+		Metadata:     map[string]string{},
 	}
 	for _, header := range record.Headers {
 		if header.Key == wmkafka.UUIDHeaderKey {
 			d.ID = string(header.Value)
+		} else {
+			d.Metadata[header.Key] = string(header.Value)
 		}
 	}
 	return d

@@ -161,6 +161,9 @@ func (r *run) readDeliveries(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("ledger: %w", err)
 		}
+		for i := range deliveries {
+			deliveries[i].Destination = destination
+		}
 		r.deliveries = append(r.deliveries, deliveries...)
 	}
 	return nil

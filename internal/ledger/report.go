@@ -55,7 +55,7 @@ type Violations struct {
 	Phantoms []string
 	// OutOfOrder were first delivered after a later event of their unit.
 	OutOfOrder []string
-	// Altered arrived with another payload or partition key.
+	// Altered arrived with another destination, partition key, payload or metadata.
 	Altered []string
 	// MissingEffects were delivered, and the handler's work is not there.
 	MissingEffects []string

@@ -67,11 +67,17 @@ func (f facts) altered() (altered []string) {
 		if key == "" {
 			key = e.id
 		}
+		if d.Destination != e.destination {
+			altered = append(altered, fmt.Sprintf("%s came to the destination %q, want %q", f.name(d.ID), d.Destination, e.destination))
+		}
 		if d.PartitionKey != key {
 			altered = append(altered, fmt.Sprintf("%s has the key %q", f.name(d.ID), d.PartitionKey))
 		}
 		if !bytes.Equal(d.Payload, e.payload) {
 			altered = append(altered, fmt.Sprintf("%s has the payload %q, want %q", f.name(d.ID), d.Payload, e.payload))
+		}
+		if !maps.Equal(d.Metadata, e.metadata) {
+			altered = append(altered, fmt.Sprintf("%s has the metadata %q, want %q", f.name(d.ID), d.Metadata, e.metadata))
 		}
 	}
 	return altered

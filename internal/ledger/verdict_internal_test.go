@@ -68,6 +68,26 @@ func TestVerdictFindsAlteredMessages(t *testing.T) {
 	}}, f.verdict())
 }
 
+func TestVerdictFindsWrongDestination(t *testing.T) {
+	t.Parallel()
+	f := balanced()
+	f.deliveries[1].Destination = "other"
+	require.Equal(t, Violations{Altered: []string{`a2 (a, n 2) came to the destination "other", want "d"`}}, f.verdict())
+}
+
+func TestVerdictFindsAlteredMetadata(t *testing.T) {
+	t.Parallel()
+	f := balanced()
+	f.deliveries[0].Metadata = map[string]string{"x": `a\\b`}
+	f.deliveries[1].Metadata = nil
+	f.deliveries[2].Metadata = map[string]string{"more": ""}
+	require.Equal(t, Violations{Altered: []string{
+		`a1 (a, n 1) has the metadata map["x":"a\\\\b"], want map["x":"a\\b"]`,
+		`a2 (a, n 2) has the metadata map[], want map["x":"2"]`,
+		`solo (s, n 1) has the metadata map["more":""], want map[]`,
+	}}, f.verdict())
+}
+
 func TestVerdictFindsWrongEffects(t *testing.T) {
 	t.Parallel()
 	f := balanced()
@@ -103,15 +123,15 @@ func balanced() facts {
 	return facts{
 		ordered: true,
 		written: map[string]event{
-			"a1":   {id: "a1", partitionKey: "a", key: "a", n: 1, payload: []byte("1")},
-			"a2":   {id: "a2", partitionKey: "a", key: "a", n: 2, payload: []byte("2")},
-			"solo": {id: "solo", key: "s", n: 1, payload: []byte("3")},
+			"a1":   {id: "a1", destination: "d", partitionKey: "a", key: "a", n: 1, payload: []byte("1"), metadata: map[string]string{"x": `a\b`}},
+			"a2":   {id: "a2", destination: "d", partitionKey: "a", key: "a", n: 2, payload: []byte("2"), metadata: map[string]string{"x": "2"}},
+			"solo": {id: "solo", destination: "e", key: "s", n: 1, payload: []byte("3")},
 		},
 		committed: []string{"a1", "a2", "solo"},
 		deliveries: []Delivery{
-			{Queue: "q1", ID: "a1", PartitionKey: "a", Payload: []byte("1")},
-			{Queue: "q1", ID: "a2", PartitionKey: "a", Payload: []byte("2")},
-			{Queue: "q2", ID: "solo", PartitionKey: "solo", Payload: []byte("3")},
+			{Destination: "d", Queue: "q1", ID: "a1", PartitionKey: "a", Payload: []byte("1"), Metadata: map[string]string{"x": `a\b`}},
+			{Destination: "d", Queue: "q1", ID: "a2", PartitionKey: "a", Payload: []byte("2"), Metadata: map[string]string{"x": "2"}},
+			{Destination: "e", Queue: "q2", ID: "solo", PartitionKey: "solo", Payload: []byte("3"), Metadata: map[string]string{}},
 		},
 		effects:  map[string]int{"a1": 1, "a2": 1, "solo": 1},
 		balances: map[string]int{"a": 2, "s": 1},

@@ -198,6 +198,7 @@ func (w *writer) change(ctx context.Context, tx *sql.Tx, number int) ([]event, e
 			partitionKey: key,
 			key:          key,
 			n:            last - int64(count-1-i),
+			metadata:     newMetadata(key),
 		}, !inSQL && w.chance(binary))
 		if err := w.insertBusinessRow(ctx, tx, events[i]); err != nil {
 			return nil, err
@@ -238,10 +239,14 @@ func (w *writer) insertBusinessRow(ctx context.Context, tx *sql.Tx, e event) err
 
 func (w *writer) insertKeyed(ctx context.Context, tx *sql.Tx, events []event) error {
 	for _, e := range events {
-		_, err := tx.ExecContext(ctx, `INSERT INTO `+w.tables.outbox+` (id, destination, partition_key, payload) VALUES ($1, $2, $3, $4)`,
-			e.id, e.destination, e.partitionKey, string(e.payload))
+		metadata, err := json.Marshal(e.metadata)
 		if err != nil {
-			return fmt.Errorf("insert with partition key: %w", err)
+			panic(err) // strings always marshal
+		}
+		_, err = tx.ExecContext(ctx, `INSERT INTO `+w.tables.outbox+` (id, destination, partition_key, payload, metadata)
+			VALUES ($1, $2, $3, $4, $5)`, e.id, e.destination, e.partitionKey, string(e.payload), string(metadata))
+		if err != nil {
+			return fmt.Errorf("insert with partition key and metadata: %w", err)
 		}
 	}
 	return nil
@@ -253,7 +258,7 @@ func (w *writer) publish(ctx context.Context, tx *sql.Tx, events []event) error 
 	for i, e := range events {
 		msgs[i] = message.NewMessage(e.id, e.payload)
 		msgs[i].SetContext(ctx)
-		msgs[i].Metadata.Set(outbox.PartitionKeyMetadata, e.partitionKey)
+		msgs[i].Metadata = e.metadata
 	}
 	if w.chance(50) {
 		return w.publisher.PublishTx(ctx, tx, events[0].destination, msgs...)
@@ -274,6 +279,14 @@ func (w *writer) newEvent(e event, binary bool) event {
 	e.payload = w.newPayload(e.key, e.n, binary)
 	w.book.write(e)
 	return e
+}
+
+// newMetadata says the key to the publisher; plain SQL names the column.
+func newMetadata(key string) map[string]string {
+	return map[string]string{
+		outbox.PartitionKeyMetadata:  key,
+		`"awkward\` + "\n\u00e9 key": `"a\b\\n\u00e9` + "\n\t\u2028\U0001f600",
+	}
 }
 
 // content is the head of every payload, and all of it that the consumer reads.

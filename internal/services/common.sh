@@ -9,6 +9,7 @@
 
 set -euo pipefail
 
+unset CDPATH # cd would search it, and print what it found
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 here=$root/internal/services
 state_link=${SERVICES_DIR:-$root/.services}
@@ -50,8 +51,9 @@ bounded() {
 }
 
 # choose_user sets $server_user, as which a server runs that refuses root, and
-# $as_server_user, the words that make a command run as it. Called again after an
-# installation, which may bring a user along.
+# $as_server_user, the words that make a command run as it. It is $preferred_user
+# (default: postgres) or nobody. Called again after an installation, which may bring a
+# user along.
 choose_user() {
   if ((EUID != 0)); then
     server_user=$(id -un)
@@ -59,8 +61,8 @@ choose_user() {
     return
   fi
   server_user=nobody
-  if id postgres >/dev/null 2>&1; then
-    server_user=postgres
+  if id "${preferred_user:-postgres}" >/dev/null 2>&1; then
+    server_user=${preferred_user:-postgres}
   fi
   if have setpriv; then
     as_server_user=(setpriv "--reuid=$server_user" "--regid=$(id -g "$server_user")" --init-groups env HOME=/)
@@ -69,9 +71,14 @@ choose_user() {
   fi
 }
 
+# plain_path PATH: all servers can take it. Kafka splits a list of folders at commas,
+# Java a class path at colons and, in this locale, it knows ASCII alone; RabbitMQ's
+# scripts and Erlang's command line are not made for spaces and quotes.
+plain_path() { [[ $1 =~ ^[A-Za-z0-9/._+-]+$ ]]; }
+
 # open_state sets $state, the folder that everything is written below. Where the
-# server's user cannot enter the clone (one below /root), .services is a link to a
-# folder below the temp folder.
+# server's user cannot enter the clone (one below /root), or a server could not take
+# its path, .services is a link to a folder below the temp folder.
 open_state() {
   local parent=${state_link%/*} base outside
   if [[ ! -d $state_link ]]; then
@@ -79,11 +86,11 @@ open_state() {
       rm "$state_link" # the temp folder was emptied
     fi
     mkdir -p "$parent"
-    if "${as_server_user[@]}" test -x "$parent"; then
+    if plain_path "$state_link" && "${as_server_user[@]}" test -x "$parent"; then
       mkdir -p "$state_link"
     else
       base=${TMPDIR:-/tmp}
-      if ! "${as_server_user[@]}" test -x "$base"; then
+      if ! plain_path "$base" || ! "${as_server_user[@]}" test -x "$base"; then
         base=/tmp
       fi
       outside=$base/watermill-outbox-services-$EUID-$(cksum <<<"$state_link" | cut -d' ' -f1)
@@ -97,6 +104,9 @@ open_state() {
     fi
   fi
   state=$(cd -P "$state_link" && pwd -P)
+  if ! plain_path "$state"; then
+    die "the servers cannot take the path $state; remove it"
+  fi
   chmod 755 "$state" # whatever the umask: the server's user must enter
   if ! "${as_server_user[@]}" test -x "$state"; then
     die "the user $server_user cannot enter $state; remove it"
@@ -196,13 +206,14 @@ already_answers() {
   done
 }
 
-# wait_until_answering ADDRESS LOG PID READY: READY is what the log says when that
-# server takes requests. Another clone's may answer instead, if it took the ports a
-# moment before; then ours ends by itself, maybe before the other is ready.
+# wait_until_answering ADDRESS LOG PID READY [TAKEN]: READY is what the log says when
+# that server takes requests. Another clone's may answer instead, if it took the ports
+# a moment before; then ours ends by itself and says TAKEN (a regular expression),
+# maybe before the other is ready.
 wait_until_answering() {
-  local deadline=$((SECONDS + timeout_seconds))
+  local deadline=$((SECONDS + timeout_seconds)) taken=${5:-Address already in use}
   until answers; do
-    if ((SECONDS >= deadline)) || { ! kill -0 "$3" 2>/dev/null && ! grep -q 'Address already in use' "$2"; }; then
+    if ((SECONDS >= deadline)) || { ! kill -0 "$3" 2>/dev/null && ! grep -qE "$taken" "$2"; }; then
       show_log "$2"
       die "no answer at $1"
     fi
@@ -224,14 +235,22 @@ wait_until_answering() {
 
 # apt_install PACKAGE...: where that is possible: as root, on Debian and its kin.
 apt_install() {
-  local log=$state/apt.log
+  local log=$state/apt.log deadline=$((SECONDS + 300))
   local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold)
   if ((EUID != 0)) || ! have apt-get; then
     return 1
   fi
   say "installing from the distribution's packages: $*"
+  # Lock::Timeout does not speak of the lock that update takes.
+  until "${apt[@]}" update </dev/null >"$log" 2>&1 9>&-; do
+    if ((SECONDS >= deadline)) || ! grep -q 'Could not get lock' "$log"; then
+      show_log "$log"
+      return 1
+    fi
+    sleep 1
+  done
   # 9: a service that a package starts must not keep our lock.
-  if ! { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "$@"; } </dev/null >"$log" 2>&1 9>&-; then
+  if ! "${apt[@]}" install --no-install-recommends "$@" </dev/null >>"$log" 2>&1 9>&-; then
     show_log "$log"
     return 1
   fi

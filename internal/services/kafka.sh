@@ -118,7 +118,8 @@ start() {
     fetch_jars
   fi
 
-  jvm=("$java" -Xms128m -Xmx512m -XX:+ExitOnOutOfMemoryError "-Dlog4j2.configurationFile=$here/kafka/log4j2.xml"
+  cp "$here/kafka/log4j2.xml" "$home/" # the path of the clone may be one that Java cannot take
+  jvm=("$java" -Xms128m -Xmx512m -XX:+ExitOnOutOfMemoryError "-Dlog4j2.configurationFile=$home/log4j2.xml"
     "-Dservices.kafka.log=$home/log" -cp "$jars/*")
   properties=$(<"$here/kafka/server.properties")
   properties=${properties//@PORT@/"$port"}

@@ -7,6 +7,11 @@ service=postgres
 # shellcheck source=internal/services/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+# They speak of a server of the user's, and every program of Postgres reads them.
+if [[ -z ${POSTGRES_DSN:-} ]]; then
+  unset "${!PG@}"
+fi
+
 port=${SERVICES_POSTGRES_PORT:-54329}
 address=127.0.0.1:$port
 
@@ -48,10 +53,9 @@ log_in() {
 }
 
 # answers: by role, password and database ours is told from any other server.
-answers() (
-  unset PGOPTIONS PGSERVICE PGHOSTADDR # they speak of a server of the user's
+answers() {
   log_in "postgres://outbox:outbox@$address/outbox?sslmode=disable" >/dev/null
-)
+}
 
 # check_users_server never prints the DSN, which holds a password.
 check_users_server() {

@@ -29,6 +29,21 @@ func realAddresses() (dsn string, brokers []string) {
 	return dsn, brokers
 }
 
+// unsetPostgresVariables: they speak of a server of the user's, and drivers read them
+// beside every DSN, also in the processes that this one starts.
+func unsetPostgresVariables() error {
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		if !strings.HasPrefix(name, "PG") {
+			continue
+		}
+		if err := os.Unsetenv(name); err != nil {
+			return fmt.Errorf("servers: %w", err)
+		}
+	}
+	return nil
+}
+
 func (s *Servers) requirePostgres(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()

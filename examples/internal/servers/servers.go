@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -49,7 +50,8 @@ type Servers struct {
 }
 
 // Open starts the servers, or connects to them. name is the example's, as a part of
-// the names of what it makes.
+// the names of what it makes. Unless POSTGRES_DSN leads to the Postgres in use, it takes
+// PGHOSTADDR and its like out of the environment of this process.
 func Open(ctx context.Context, kind Kind, name string) (_ *Servers, err error) {
 	run := name + "_" + randomName()
 	s := &Servers{Addresses: Addresses{Schema: run, TopicSuffix: "_" + run}}
@@ -58,6 +60,11 @@ func Open(ctx context.Context, kind Kind, name string) (_ *Servers, err error) {
 			err = errors.Join(err, s.Close(ctx))
 		}
 	}()
+	if kind == Embedded || os.Getenv("POSTGRES_DSN") == "" {
+		if err := unsetPostgresVariables(); err != nil {
+			return nil, err
+		}
+	}
 	if kind == Embedded {
 		err = s.startEmbedded(ctx)
 	} else {
