@@ -1,0 +1,92 @@
+package amqp
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+)
+
+// maxUnconfirmed is how many messages go out on a channel before their confirmations
+// are waited for. There is room for as many returned messages: the client library drops
+// what finds no room, and a returned message would pass for a confirmed one.
+const maxUnconfirmed = 1000
+
+// channel is a channel in confirm mode that serves one destination: what closes it, such
+// as an exchange that is missing, hits no message of another.
+type channel struct {
+	destination string
+	exchange    string
+	routingKey  string
+	logger      watermill.LoggerAdapter
+
+	amqp    *amqp091.Channel
+	returns chan amqp091.Return
+	closes  chan *amqp091.Error
+	// abandoned stops a sender whose messages are not waited for any more.
+	abandoned atomic.Bool
+}
+
+// openChannel opens a channel and declares the topology, as watermill-amqp does before
+// its first publish to a topic.
+func openChannel(conn *connection, destination string) (*channel, error) {
+	cfg := conn.config.AMQP
+	opened, err := conn.amqp.Channel()
+	if err != nil {
+		return nil, fmt.Errorf("open channel: %w", err)
+	}
+	ch := &channel{
+		destination: destination,
+		exchange:    cfg.Exchange.GenerateName(destination),
+		routingKey:  cfg.Publish.GenerateRoutingKey(destination),
+		logger:      conn.logger,
+		amqp:        opened,
+		returns:     opened.NotifyReturn(make(chan amqp091.Return, maxUnconfirmed)),
+		closes:      opened.NotifyClose(make(chan *amqp091.Error, 1)),
+	}
+	if err := ch.prepare(conn.config); err != nil {
+		ch.close()
+		return nil, err
+	}
+	return ch, nil
+}
+
+func (ch *channel) prepare(cfg Config) error {
+	if err := ch.amqp.Confirm(false); err != nil {
+		return fmt.Errorf("turn confirms on: %w", err)
+	}
+	if cfg.DeclareQueues {
+		queue := cfg.AMQP.Queue.GenerateName(ch.destination)
+		if err := cfg.AMQP.TopologyBuilder.BuildTopology(ch.amqp, queue, ch.exchange, cfg.AMQP, ch.logger); err != nil {
+			return fmt.Errorf("declare queue %q: %w", queue, err)
+		}
+		return nil
+	}
+	if ch.exchange == "" {
+		return nil
+	}
+	if err := cfg.AMQP.TopologyBuilder.ExchangeDeclare(ch.amqp, ch.exchange, cfg.AMQP); err != nil {
+		return fmt.Errorf("declare exchange %q: %w", ch.exchange, err)
+	}
+	return nil
+}
+
+func (ch *channel) close() {
+	if err := ch.amqp.Close(); err != nil {
+		ch.logger.Debug("Channel was closed already", watermill.LogFields{"destination": ch.destination})
+	}
+}
+
+// closeReason says why the broker closed the channel, nil if it is open.
+func (ch *channel) closeReason() error {
+	select {
+	case reason, ok := <-ch.closes:
+		if ok && reason != nil {
+			return reason
+		}
+		return amqp091.ErrClosed
+	default:
+		return nil
+	}
+}

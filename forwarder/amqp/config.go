@@ -1,0 +1,127 @@
+package amqp
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+)
+
+// ErrInvalidConfig says that a Config cannot work, or could lose messages; the error
+// that wraps it names the field and what is needed.
+var ErrInvalidConfig = errors.New("amqp: invalid config")
+
+// Config configures a Publisher. NewQueueConfig and NewPubSubConfig make one that
+// works.
+type Config struct {
+	// AMQP is watermill-amqp's own Config: names of exchanges and routing keys,
+	// connection, TLS, marshaler and topology. It must ask for what a forwarder
+	// promises: Publish.ConfirmDelivery, and persistent messages. Mandatory is always on.
+	// Publish.ChannelPoolSize and Connection.Reconnect have no meaning here: channels are
+	// opened as needed, and the forwarder's own backoff says when to connect again.
+	AMQP amqp.Config
+	// DeclareQueues makes the publisher declare and bind the queue of
+	// AMQP.Queue.GenerateName, as the subscriber would, so that messages published before
+	// the first consumer came have a place to wait. Default: only the exchange is
+	// declared, and messages that no queue takes wait in the outbox.
+	DeclareQueues bool
+}
+
+// NewQueueConfig returns a Config for durable queues: the destination is the queue's
+// name. It is watermill-amqp's NewDurableQueueConfig with confirms.
+func NewQueueConfig(uri string) Config {
+	config := Config{AMQP: amqp.NewDurableQueueConfig(uri), DeclareQueues: true}
+	config.AMQP.Publish.ConfirmDelivery = true
+	return config
+}
+
+// NewPubSubConfig returns a Config for durable fanout exchanges: the destination is the
+// exchange's name, and each consumer has a queue of its own. It is watermill-amqp's
+// NewDurablePubSubConfig with confirms.
+func NewPubSubConfig(uri string) Config {
+	config := Config{AMQP: amqp.NewDurablePubSubConfig(uri, nil)}
+	config.AMQP.Publish.ConfirmDelivery = true
+	return config
+}
+
+// Validate reports everything that cannot work or could lose messages, all at once.
+// The error wraps ErrInvalidConfig.
+func (c Config) Validate() error {
+	found := append(c.unusable(), c.unsafe()...)
+	for i, err := range found {
+		found[i] = fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	return errors.Join(found...)
+}
+
+// unusable lists what cannot work.
+func (c Config) unusable() (errs []error) {
+	if err := c.AMQP.ValidatePublisher(); err != nil {
+		errs = append(errs, fmt.Errorf("AMQP: %w", err))
+	}
+	if err := checkURI(c.AMQP.Connection.AmqpURI); err != nil {
+		errs = append(errs, fmt.Errorf("AMQP.Connection.AmqpURI: %w", err))
+	}
+	if c.AMQP.TopologyBuilder == nil {
+		errs = append(errs, errors.New("AMQP.TopologyBuilder is nil: use watermill-amqp's DefaultTopologyBuilder"))
+	}
+	if c.AMQP.Publish.Immediate {
+		errs = append(errs, errors.New("AMQP.Publish.Immediate is true: RabbitMQ does not have it, set it to false"))
+	}
+	if c.DeclareQueues && c.AMQP.Queue.GenerateName == nil {
+		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.Queue.GenerateName is nil"))
+	}
+	connection := c.AMQP.Connection
+	if connection.TLSConfig != nil && connection.AmqpConfig != nil && connection.AmqpConfig.TLSClientConfig != nil {
+		errs = append(errs, errors.New("AMQP.Connection.TLSConfig and AMQP.Connection.AmqpConfig.TLSClientConfig are both set"))
+	}
+	return errs
+}
+
+// unsafe lists what could lose messages.
+func (c Config) unsafe() (errs []error) {
+	if !c.AMQP.Publish.ConfirmDelivery {
+		errs = append(errs, errors.New("AMQP.Publish.ConfirmDelivery is false: without confirms messages are lost, set it to true"))
+	}
+	if c.AMQP.Publish.Transactional {
+		errs = append(errs, errors.New("AMQP.Publish.Transactional is true: confirms do its work, set it to false"))
+	}
+	if c.DeclareQueues && !c.AMQP.Queue.Durable {
+		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.Queue.Durable is false: its messages would be lost in a restart"))
+	}
+	if c.AMQP.Marshaler == nil {
+		return errs // ValidatePublisher says so
+	}
+	if publishing, err := c.AMQP.Marshaler.Marshal(message.NewMessage("probe", nil)); err == nil {
+		if err := requirePersistent(publishing); err != nil {
+			errs = append(errs, fmt.Errorf("AMQP.Marshaler: %w", err))
+		}
+	}
+	return errs
+}
+
+var errURI = errors.New("it is not a URI; special characters of a password must be percent-encoded")
+
+// checkURI does not repeat what it finds: the password may be part of it.
+func checkURI(uri string) error {
+	if uri == "" {
+		return nil // ValidatePublisher says so
+	}
+	_, err := amqp091.ParseURI(uri)
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return errURI
+	}
+	return err
+}
+
+var errTransient = errors.New("messages are not persistent: they would be lost in a restart")
+
+func requirePersistent(publishing amqp091.Publishing) error {
+	if publishing.DeliveryMode != amqp091.Persistent {
+		return errTransient
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package amqp_test
+
+import (
+	"crypto/tls"
+	"testing"
+
+	wmamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox/forwarder/amqp"
+)
+
+func TestConfigsThatCouldLoseMessagesAreRefused(t *testing.T) {
+	t.Parallel()
+	const uri = "amqp://127.0.0.1/"
+	for text, spoil := range map[string]func(*amqp.Config){
+		"ConfirmDelivery is false":               func(c *amqp.Config) { c.AMQP.Publish.ConfirmDelivery = false },
+		"Transactional is true":                  func(c *amqp.Config) { c.AMQP.Publish.Transactional = true },
+		"Immediate is true":                      func(c *amqp.Config) { c.AMQP.Publish.Immediate = true },
+		"messages are not persistent":            func(c *amqp.Config) { c.AMQP.Marshaler = wmamqp.DefaultMarshaler{NotPersistentDeliveryMode: true} },
+		"AMQP.Queue.Durable is false":            func(c *amqp.Config) { c.AMQP.Queue.Durable = false },
+		"AMQP.Queue.GenerateName is nil":         func(c *amqp.Config) { c.AMQP.Queue.GenerateName = nil },
+		"AMQP.TopologyBuilder is nil":            func(c *amqp.Config) { c.AMQP.TopologyBuilder = nil },
+		"empty Config.AmqpURI":                   func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "" },
+		"AmqpURI: AMQP scheme must be either":    func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "http://127.0.0.1" },
+		"missing Config.Marshaler":               func(c *amqp.Config) { c.AMQP.Marshaler = nil },
+		"TLSConfig and AMQP.Connection.AmqpConf": bothTLS,
+	} {
+		cfg := amqp.NewQueueConfig(uri)
+		require.NoError(t, cfg.Validate())
+		spoil(&cfg)
+		_, err := amqp.NewPublisher(cfg, nil)
+		require.ErrorIs(t, err, amqp.ErrInvalidConfig)
+		require.ErrorContains(t, err, text)
+	}
+	require.NoError(t, amqp.NewPubSubConfig(uri).Validate())
+	for _, leaky := range []string{"amqp://user:se/cret@host/", "amqp://user:sec%ret@host/", "amqp://user:se cret@host/"} {
+		err := amqp.NewQueueConfig(leaky).Validate()
+		require.ErrorIs(t, err, amqp.ErrInvalidConfig)
+		require.NotContains(t, err.Error(), "se")
+	}
+	err := amqp.Config{AMQP: wmamqp.NewNonDurableQueueConfig(uri), DeclareQueues: true}.Validate()
+	require.ErrorContains(t, err, "ConfirmDelivery is false", "all at once")
+	require.ErrorContains(t, err, "not persistent")
+	require.ErrorContains(t, err, "Queue.Durable is false")
+}
+
+func bothTLS(c *amqp.Config) {
+	c.AMQP.Connection.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS13}
+	c.AMQP.Connection.AmqpConfig = &amqp091.Config{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13}}
+}

@@ -1,0 +1,234 @@
+package amqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	// handshakeTimeout bounds connecting where the context does not.
+	handshakeTimeout = 30 * time.Second
+	// closeTimeout bounds the polite part of closing.
+	closeTimeout = 2 * time.Second
+	// maxIdleChannels is how many channels wait for their next use.
+	maxIdleChannels = 256
+)
+
+var errBlocked = errors.New("the broker blocks the connection, it is short of memory or disk space")
+
+// connection is a connection to the broker and its idle channels.
+type connection struct {
+	config Config
+	logger watermill.LoggerAdapter
+	amqp   *amqp091.Connection
+	// socket is closed directly where the broker does not read: the client library would
+	// wait to write its farewell.
+	socket net.Conn
+	done   chan struct{} // closed when the watcher has ended
+
+	mu      sync.Mutex
+	blocked chan struct{} // closed while the broker blocks the connection
+	idle    map[string][]*channel
+	idling  int
+	spoiled []*channel // left behind while the connection was blocked
+}
+
+func dial(ctx context.Context, cfg Config, logger watermill.LoggerAdapter) (*connection, error) {
+	settings := amqp091.Config{}
+	if cfg.AMQP.Connection.AmqpConfig != nil {
+		settings = *cfg.AMQP.Connection.AmqpConfig
+	}
+	if cfg.AMQP.Connection.TLSConfig != nil {
+		settings.TLSClientConfig = cfg.AMQP.Connection.TLSConfig.Clone()
+	}
+	if settings.Properties == nil {
+		settings.Properties = amqp091.NewConnectionProperties()
+		settings.Properties.SetClientConnectionName("watermill-outbox")
+	}
+	c := &connection{config: cfg, logger: logger, blocked: make(chan struct{}), idle: map[string][]*channel{}, done: make(chan struct{})}
+	settings.Dial = c.dialer(ctx, settings.Dial)
+	stop := context.AfterFunc(ctx, func() { c.closeSocket() })
+	defer stop()
+	connected, err := amqp091.DialConfig(cfg.AMQP.Connection.AmqpURI, settings)
+	if err != nil {
+		c.closeSocket()
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	c.amqp = connected
+	go c.watch(connected.NotifyBlocked(make(chan amqp091.Blocking, 1)), connected.NotifyClose(make(chan *amqp091.Error, 1)))
+	return c, nil
+}
+
+type dialFunc = func(network, addr string) (net.Conn, error)
+
+// dialer keeps hold of the socket and bounds the handshake, after which the client
+// library lifts the deadline.
+func (c *connection) dialer(ctx context.Context, inner dialFunc) dialFunc {
+	return func(network, addr string) (net.Conn, error) {
+		var (
+			socket net.Conn
+			err    error
+		)
+		if inner != nil {
+			socket, err = inner(network, addr)
+		} else {
+			dialer := net.Dialer{Timeout: handshakeTimeout}
+			socket, err = dialer.DialContext(ctx, network, addr)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		c.socket = socket
+		c.mu.Unlock()
+		if err := ctx.Err(); err != nil {
+			return nil, errors.Join(err, socket.Close())
+		}
+		if err := socket.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+			return nil, errors.Join(err, socket.Close())
+		}
+		return socket, nil
+	}
+}
+
+// watch follows the alarms of the broker until the connection ends.
+func (c *connection) watch(blockings <-chan amqp091.Blocking, closes <-chan *amqp091.Error) {
+	defer close(c.done)
+	for blocking := range blockings {
+		if blocking.Active {
+			c.logger.Error("RabbitMQ blocks the connection", errBlocked, watermill.LogFields{"reason": blocking.Reason})
+			c.block()
+			continue
+		}
+		c.logger.Info("RabbitMQ unblocks the connection", nil)
+		for _, ch := range c.unblock() {
+			ch.close()
+		}
+	}
+	if err := <-closes; err != nil {
+		c.logger.Error("Connection to RabbitMQ is lost", err, nil)
+	}
+}
+
+func (c *connection) block() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.blocked:
+	default:
+		close(c.blocked)
+	}
+}
+
+func (c *connection) unblock() (spoiled []*channel) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	spoiled, c.spoiled = c.spoiled, nil
+	select {
+	case <-c.blocked:
+		c.blocked = make(chan struct{})
+	default:
+	}
+	return spoiled
+}
+
+// whenBlocked returns a channel that is closed once the broker blocks the connection.
+func (c *connection) whenBlocked() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.blocked
+}
+
+func (c *connection) isBlocked() bool {
+	select {
+	case <-c.whenBlocked():
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *connection) isClosed() bool { return c.amqp.IsClosed() }
+
+// acquire returns a channel of the destination that nobody else uses.
+func (c *connection) acquire(destination string) (*channel, error) {
+	c.mu.Lock()
+	if free := c.idle[destination]; len(free) > 0 {
+		ch := free[len(free)-1]
+		c.idle[destination] = free[:len(free)-1]
+		c.idling--
+		c.mu.Unlock()
+		return ch, nil
+	}
+	c.mu.Unlock()
+	return openChannel(c, destination)
+}
+
+// release keeps a channel that is in order for its next use.
+func (c *connection) release(ch *channel) {
+	c.mu.Lock()
+	keep := !ch.amqp.IsClosed() && c.idling < maxIdleChannels
+	if keep {
+		c.idle[ch.destination] = append(c.idle[ch.destination], ch)
+		c.idling++
+	}
+	c.mu.Unlock()
+	if !keep {
+		ch.close()
+	}
+}
+
+// discard closes a channel that is not in order, and the idle ones of its destination,
+// so that the next one declares the topology anew; while the connection is blocked, that
+// has to wait.
+func (c *connection) discard(ch *channel) {
+	c.mu.Lock()
+	all := c.idle[ch.destination]
+	c.idling -= len(all)
+	delete(c.idle, ch.destination)
+	all = append(all, ch)
+	select {
+	case <-c.blocked:
+		c.spoiled = append(c.spoiled, all...)
+		all = nil
+	default:
+	}
+	c.mu.Unlock()
+	for _, ch := range all {
+		ch.close()
+	}
+}
+
+// drop ends a connection that does not answer.
+func (c *connection) drop() {
+	c.closeSocket()
+	<-c.done
+}
+
+// close says goodbye, if the broker listens.
+func (c *connection) close() {
+	if c.isBlocked() {
+		c.drop()
+		return
+	}
+	if err := c.amqp.CloseDeadline(time.Now().Add(closeTimeout)); err != nil && !errors.Is(err, amqp091.ErrClosed) {
+		c.logger.Debug("RabbitMQ did not answer the farewell", watermill.LogFields{"error": err.Error()})
+	}
+	c.drop()
+}
+
+func (c *connection) closeSocket() {
+	c.mu.Lock()
+	socket := c.socket
+	c.mu.Unlock()
+	if socket != nil {
+		_ = socket.Close() // whatever it says, it is over
+	}
+}

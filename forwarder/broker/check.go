@@ -1,0 +1,103 @@
+package broker
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/watermill-outbox/outbox/forwarder/kafka"
+)
+
+func (c Config) check() []*keyError {
+	problems := oneOf("kind", c.Kind, KindKafka, KindAMQP)
+	problems = append(problems, c.Kafka.check(c.Kind == KindKafka)...)
+	return append(problems, c.AMQP.check(c.Kind == KindAMQP)...)
+}
+
+// check leaves out what is missing where the section is not used.
+func (k Kafka) check(used bool) []*keyError {
+	cfg := k.config()
+	var problems []*keyError
+	for i, broker := range k.Brokers {
+		if !isAddress(broker) {
+			problems = append(problems, keyErrorf("kafka.brokers", "number %d of %d is not host:port", i+1, len(k.Brokers)))
+		}
+	}
+	if len(problems) > 0 || (len(k.Brokers) == 0 && !used) {
+		cfg.Brokers = []string{"localhost:9092"} // said already, or nothing to say
+	}
+	if k.Partitioner != "" {
+		if wrong := oneOf("kafka.partitioner", k.Partitioner, kafka.Murmur2, kafka.FNV1a); wrong != nil {
+			problems = append(problems, wrong...)
+			cfg.Partitioner = ""
+		}
+	}
+	return append(problems, named("kafka", cfg.Validate(), map[string]string{
+		"Brokers":         "kafka.brokers",
+		"MaxMessageBytes": "kafka.max_message_bytes",
+	})...)
+}
+
+func (a AMQP) check(used bool) []*keyError {
+	var problems []*keyError
+	if a.Topology != "" {
+		problems = oneOf("amqp.topology", a.Topology, TopologyQueue, TopologyPubSub)
+	}
+	declares := a.DeclareQueues != nil && *a.DeclareQueues
+	if a.Topology == TopologyPubSub && declares {
+		problems = append(problems, keyErrorf("amqp.declare_queues",
+			"true contradicts amqp.topology %q, where consumers declare their queues: set it to false or leave it out", a.Topology))
+		a.DeclareQueues = nil
+	}
+	if err := a.URI.check(); err != nil {
+		return append(problems, &keyError{key: "amqp.uri", err: err})
+	}
+	if a.URI == "" {
+		if used {
+			problems = append(problems, keyErrorf("amqp.uri", "is empty, amqp://user:password@host:5672/vhost is needed"))
+		}
+		return problems
+	}
+	return append(problems, named("amqp", a.config().Validate(), map[string]string{"AmqpURI": "amqp.uri"})...)
+}
+
+func oneOf[T ~string](key string, value T, allowed ...T) []*keyError {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return []*keyError{keyErrorf(key, "is %s, allowed are %s", shown(string(value)), quoted(allowed))}
+}
+
+// isAddress is stricter than the client library, which takes "a:9092;b:9092" or a URL
+// for a host and fails when it connects.
+func isAddress(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" || strings.ContainsAny(host, "@/;, ") {
+		return false
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && number > 0
+}
+
+// named gives each of the joined errors of a section's own Validate the key that it is
+// about. They speak of fields.
+func named(section string, err error, fields map[string]string) []*keyError {
+	if err == nil {
+		return nil
+	}
+	errs := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // the join itself
+		errs = joined.Unwrap()
+	}
+	problems := make([]*keyError, len(errs))
+	for i, err := range errs {
+		problems[i] = &keyError{key: section, err: err}
+		for field, key := range fields {
+			if strings.Contains(err.Error(), field) {
+				problems[i].key = key
+			}
+		}
+	}
+	return problems
+}

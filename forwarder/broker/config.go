@@ -1,0 +1,98 @@
+package broker
+
+import (
+	"errors"
+
+	"github.com/watermill-outbox/outbox/forwarder/amqp"
+	"github.com/watermill-outbox/outbox/forwarder/kafka"
+)
+
+// Kind names a broker.
+type Kind string
+
+const (
+	// KindKafka is Apache Kafka: package forwarder/kafka.
+	KindKafka Kind = "kafka"
+	// KindAMQP is RabbitMQ: package forwarder/amqp.
+	KindAMQP Kind = "amqp"
+)
+
+// Topology says what a destination is in RabbitMQ.
+type Topology string
+
+const (
+	// TopologyQueue makes a destination a durable queue, which consumers share: as
+	// watermill-amqp's NewDurableQueueConfig.
+	TopologyQueue Topology = "queue"
+	// TopologyPubSub makes a destination a durable fanout exchange, and each consumer has
+	// a queue of its own: as watermill-amqp's NewDurablePubSubConfig. Messages that no
+	// queue takes wait in the outbox.
+	TopologyPubSub Topology = "pubsub"
+)
+
+// Config says which broker is used, and how to reach it. Both sections may be filled:
+// the swap is a change of Kind. The keys of YAML files are those of the tags.
+type Config struct {
+	// Kind is KindKafka or KindAMQP. It has no default.
+	Kind Kind `koanf:"kind" yaml:"kind"`
+	// Kafka is used where Kind is KindKafka.
+	Kafka Kafka `koanf:"kafka" yaml:"kafka"`
+	// AMQP is used where Kind is KindAMQP.
+	AMQP AMQP `koanf:"amqp" yaml:"amqp"`
+}
+
+// Kafka is the plain data of kafka.Config.
+type Kafka struct {
+	// Brokers are the addresses (host:port) to find the cluster by. At least one.
+	Brokers []string `koanf:"brokers" yaml:"brokers"`
+	// ClientID names this client in the broker's logs and quotas. Default:
+	// "watermill-outbox".
+	ClientID string `koanf:"client_id" yaml:"client_id"`
+	// Partitioner is kafka.Murmur2 or kafka.FNV1a. Changing it moves keys to other
+	// partitions. Default: kafka.Murmur2.
+	Partitioner kafka.Partitioner `koanf:"partitioner" yaml:"partitioner"`
+	// MaxMessageBytes is the largest record that is sent. Set it to the topics'
+	// max.message.bytes. Default: kafka.DefaultMaxMessageBytes.
+	MaxMessageBytes int `koanf:"max_message_bytes" yaml:"max_message_bytes"`
+}
+
+// AMQP is the plain data of amqp.Config.
+type AMQP struct {
+	// URI is the address: amqp://user:password@host:5672/vhost, or amqps:// for TLS.
+	// Special characters of a user name, a password or a vhost are percent-encoded.
+	URI URI `koanf:"uri" yaml:"uri"`
+	// Topology is TopologyQueue or TopologyPubSub. Default: TopologyQueue.
+	Topology Topology `koanf:"topology" yaml:"topology"`
+	// DeclareQueues says whether the publisher declares the queue of a destination, so
+	// that messages published before the first consumer came have a place to wait.
+	// Default: true for TopologyQueue; TopologyPubSub has no queue to declare.
+	DeclareQueues *bool `koanf:"declare_queues" yaml:"declare_queues"`
+}
+
+func (k Kafka) config() kafka.Config {
+	return kafka.Config{
+		Brokers:         k.Brokers,
+		ClientID:        k.ClientID,
+		Partitioner:     k.Partitioner,
+		MaxMessageBytes: k.MaxMessageBytes,
+	}
+}
+
+func (a AMQP) config() amqp.Config {
+	cfg := amqp.NewQueueConfig(string(a.URI))
+	if a.Topology == TopologyPubSub {
+		cfg = amqp.NewPubSubConfig(string(a.URI))
+	}
+	if a.DeclareQueues != nil {
+		cfg.DeclareQueues = *a.DeclareQueues
+	}
+	return cfg
+}
+
+// Validate reports everything that cannot work, all at once: what is missing for the
+// Kind, and what is set and wrong in either section, so that a swap does not fail on the
+// day it is needed. Zero values stand for their defaults. Each error wraps
+// ErrInvalidConfig and names the key and what is allowed.
+func (c Config) Validate() error {
+	return errors.Join(asErrors(c.check())...)
+}

@@ -1,0 +1,32 @@
+package broker
+
+import (
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-outbox/outbox/forwarder/amqp"
+	"github.com/watermill-outbox/outbox/forwarder/kafka"
+)
+
+// Open returns the publisher of the Config's Kind: a *kafka.Publisher or an
+// *amqp.Publisher, which are forwarder.BatchPublishers. It validates the Config and does
+// not connect yet: a broker that is away shows when the first batch is sent. A nil
+// logger logs nothing. Errors wrap ErrInvalidConfig. Close the publisher to free its
+// connections.
+func Open(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Kind == KindAMQP {
+		publisher, err := amqp.NewPublisher(cfg.AMQP.config(), logger)
+		if err != nil {
+			return nil, &keyError{key: "amqp", err: err}
+		}
+		return publisher, nil
+	}
+	publisher, err := kafka.NewPublisher(cfg.Kafka.config(), logger)
+	if err != nil {
+		return nil, &keyError{key: "kafka", err: err}
+	}
+	return publisher, nil
+}
