@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/forwarder/amqp"
 	"github.com/watermill-outbox/outbox/forwarder/kafka"
 )
 
@@ -20,7 +21,8 @@ type Broker interface {
 	Deliveries(ctx context.Context, destination string) ([]Delivery, error)
 	// Subscriber is a Watermill subscriber of a consumer group, from the beginning.
 	Subscriber(group string) (message.Subscriber, error)
-	// Unhandled is how many messages the group has not acked yet.
+	// Unhandled is how many messages the group has not acked yet. While it has a
+	// subscriber, those that this has in hand may be left out.
 	Unhandled(ctx context.Context, group, destination string) (int64, error)
 }
 
@@ -39,7 +41,8 @@ type Delivery struct {
 
 // BrokerAddress crosses the border between processes.
 type BrokerAddress struct {
-	Kind  string
+	Kind string
+	// Hosts are addresses in the form that the kind of broker has for them.
 	Hosts []string
 }
 
@@ -50,6 +53,8 @@ type publisher interface {
 
 func (a BrokerAddress) openPublisher(logger watermill.LoggerAdapter) (publisher, error) {
 	switch a.Kind {
+	case kindAMQP:
+		return amqp.NewPublisher(amqp.NewPubSubConfig(a.Hosts[0]), logger)
 	case kindKafka:
 		return kafka.NewPublisher(kafka.Config{Brokers: a.Hosts}, logger)
 	default:

@@ -10,6 +10,7 @@ import (
 	"hash/fnv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -19,7 +20,11 @@ import (
 	"github.com/watermill-outbox/outbox/middleware"
 )
 
-const consumerGroup = "ledger"
+const (
+	consumerGroup = "ledger"
+	// longestHandling is how long a message is in hand, but for a few.
+	longestHandling = 100 * time.Millisecond
+)
 
 // consumer is the service on the other side: a Watermill router whose handler is
 // decorated with the inbox.
@@ -31,8 +36,9 @@ type consumer struct {
 	duplicates atomic.Int64
 	faults     faults
 
-	router *message.Router
-	ended  chan error
+	subscribers []message.Subscriber
+	router      *message.Router
+	ended       chan error
 }
 
 func newConsumer(cfg Config, db *sql.DB, t tables) (*consumer, error) {
@@ -62,6 +68,7 @@ func (c *consumer) start(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("ledger: %w", err)
 		}
+		c.subscribers = append(c.subscribers, subscriber)
 		router.AddConsumerHandler("ledger-"+destination, destination, subscriber, c.handle)
 	}
 	c.router, c.ended = router, make(chan error, 1)
@@ -76,11 +83,14 @@ func (c *consumer) start(ctx context.Context) error {
 }
 
 func (c *consumer) stop() error {
-	if c.router == nil {
-		return nil
+	var err error
+	if c.router != nil {
+		err = errors.Join(c.router.Close(), <-c.ended)
 	}
-	err := errors.Join(c.router.Close(), <-c.ended)
-	c.router = nil
+	for _, subscriber := range c.subscribers { // where its context has ended, the router leaves them open
+		err = errors.Join(err, subscriber.Close())
+	}
+	c.router, c.subscribers = nil, nil
 	if err != nil {
 		return fmt.Errorf("ledger: stop consumer: %w", err)
 	}
@@ -94,25 +104,43 @@ func (c *consumer) restart(ctx context.Context) error {
 	return c.start(ctx)
 }
 
-// catchUp waits until everything that lies in the broker is handled.
+// catchUp waits until everything that lies in the broker is handled, and stops.
 func (c *consumer) catchUp(ctx context.Context) error {
 	left := int64(0)
 	err := await(ctx, c.config.Patience, func() (bool, error) {
-		left = 0
-		for _, destination := range c.config.Destinations {
-			unhandled, err := c.config.Broker.Unhandled(ctx, groupOf(destination), destination)
-			if err != nil {
-				return false, err
-			}
-			left += unhandled
+		var err error
+		if left, err = c.unhandled(ctx); err != nil || left > 0 {
+			return false, err
 		}
-		return left == 0, nil
+		// What is in hand may be missing from that count. It is mostly done a moment later;
+		// whatever the subscriber has not acked by then counts again once it is closed.
+		if !pause(ctx, longestHandling) {
+			return false, context.Cause(ctx)
+		}
+		if err := c.stop(); err != nil {
+			return false, err
+		}
+		if left, err = c.unhandled(ctx); err != nil || left == 0 {
+			return true, err
+		}
+		return false, c.start(ctx)
 	})
 	if err != nil {
 		return fmt.Errorf("ledger: the consumer has not caught up: %w; %d messages are left, its last failure: %w",
 			err, left, errOr(c.faults.lastFailure(), "none"))
 	}
 	return nil
+}
+
+func (c *consumer) unhandled(ctx context.Context) (total int64, err error) {
+	for _, destination := range c.config.Destinations {
+		unhandled, err := c.config.Broker.Unhandled(ctx, groupOf(destination), destination)
+		if err != nil {
+			return 0, err
+		}
+		total += unhandled
+	}
+	return total, nil
 }
 
 // groupOf: a group for each destination, so that none waits for another to rebalance.

@@ -15,30 +15,39 @@ import (
 
 func TestOneReplicaKeepsOrder(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1})
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		run(t, b, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1})
+	})
 }
 
 func TestFourReplicasKeepOrder(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{Replicas: 4, Kills: 8, SelfKills: 2})
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		run(t, b, ledger.Config{Replicas: 4, Kills: 8, SelfKills: 2})
+	})
 }
 
 // Where seq and commit order cross, rows appear below those that are settled already.
 func TestOneReplicaSkipsNoLateCommit(t *testing.T) {
 	t.Parallel()
-	report := run(t, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1, InsertDelay: 20 * time.Millisecond})
+	report := run(t, ledger.NewKafka(t), ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1, InsertDelay: 20 * time.Millisecond})
 	require.Positive(t, report.Crossings)
 }
 
 func TestFourReplicasSkipNoLateCommit(t *testing.T) {
 	t.Parallel()
-	report := run(t, ledger.Config{Replicas: 4, Kills: 8, SelfKills: 2, InsertDelay: 20 * time.Millisecond})
-	require.Positive(t, report.Crossings)
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		report := run(t, b, ledger.Config{Replicas: 4, Kills: 8, SelfKills: 2, InsertDelay: 20 * time.Millisecond})
+		require.Positive(t, report.Crossings)
+	})
 }
 
 func TestWithoutOrder(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{
+	run(t, ledger.NewKafka(t), ledger.Config{
 		Replicas: 2, Kills: 4, SelfKills: 1,
 		Forwarder: ledger.ForwarderConfig{Ordering: forwarder.None},
 	})
@@ -48,17 +57,20 @@ func TestWithoutOrder(t *testing.T) {
 // explains a single duplicate here.
 func TestFourReplicasSendNothingTwiceUnlessKilled(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{Replicas: 4})
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		run(t, b, ledger.Config{Replicas: 4})
+	})
 }
 
 func TestFourReplicasMarkNothingTwiceUnlessKilled(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{Replicas: 4, Forwarder: ledger.ForwarderConfig{Settlement: forwarder.MarkPublished}})
+	run(t, ledger.NewKafka(t), ledger.Config{Replicas: 4, Forwarder: ledger.ForwarderConfig{Settlement: forwarder.MarkPublished}})
 }
 
 func TestMarkPublished(t *testing.T) {
 	t.Parallel()
-	run(t, ledger.Config{
+	run(t, ledger.NewKafka(t), ledger.Config{
 		Replicas: 2, Kills: 4, SelfKills: 1,
 		Forwarder: ledger.ForwarderConfig{Settlement: forwarder.MarkPublished},
 	})
@@ -68,27 +80,50 @@ func TestMarkPublished(t *testing.T) {
 // tables, and no goroutine, which TestMain would find.
 func TestRunEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, ledger.Config{Replicas: 2, Kills: 1000, SelfKills: 1})
-	enough := errors.New("enough")
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, enough)
-	defer cancel()
-	_, err := ledger.Run(ctx, cfg)
-	require.ErrorIs(t, err, enough)
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		cfg := config(t, b, ledger.Config{Replicas: 2, Kills: 1000, SelfKills: 1})
+		enough := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, enough)
+		defer cancel()
+		_, err := ledger.Run(ctx, cfg)
+		require.ErrorIs(t, err, enough)
+	})
 }
 
-func run(t *testing.T, cfg ledger.Config) ledger.Report {
+type broker interface {
+	ledger.Broker
+	NewDestination(t *testing.T) string
+}
+
+func onEachBroker(t *testing.T, test func(t *testing.T, b broker)) {
 	t.Helper()
-	report, err := ledger.Run(t.Context(), config(t, cfg))
+	for name, open := range map[string]func(t *testing.T) broker{
+		"kafka": func(t *testing.T) broker { t.Helper(); return ledger.NewKafka(t) },
+		"amqp":  func(t *testing.T) broker { t.Helper(); return ledger.NewAMQP(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
+	}
+}
+
+func run(t *testing.T, b broker, cfg ledger.Config) ledger.Report {
+	t.Helper()
+	report, err := ledger.Run(t.Context(), config(t, b, cfg))
 	require.NoError(t, err)
 	ledger.Require(t, report)
 	return report
 }
 
-func config(t *testing.T, cfg ledger.Config) ledger.Config {
+func config(t *testing.T, b broker, cfg ledger.Config) ledger.Config {
 	t.Helper()
 	db := testdb.New(t)
-	broker := ledger.NewKafka(t)
 	cfg.DSN, cfg.Schema = db.DSN, db.Schema
-	cfg.Broker, cfg.Destinations = broker, []string{broker.NewDestination(t), broker.NewDestination(t)}
+	cfg.Broker = b
+	for range 4 { // a queue has one consumer that takes one message at a time
+		cfg.Destinations = append(cfg.Destinations, b.NewDestination(t))
+	}
 	return cfg
 }
