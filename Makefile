@@ -47,15 +47,17 @@ CHECK := failed=(); check() { \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: demo
-demo: ## run the main job end to end; BROKER=kafka takes the real servers
+# The real servers that the demo needs.
 ifeq ($(BROKER),kafka)
-demo: services
-	@$(ADDRESSES); cd examples && go run ./quickstart -broker=kafka
-else
-demo:
-	@cd examples && go run ./quickstart -broker='$(or $(BROKER),embedded)'
+DEMO_SERVICES := postgres kafka
+else ifeq ($(BROKER),amqp)
+DEMO_SERVICES := postgres rabbitmq
 endif
+
+.PHONY: demo
+demo: ## run the main job end to end; BROKER=kafka and BROKER=amqp take real servers
+	@for service in $(DEMO_SERVICES); do internal/services/$$service.sh start || exit; done; \
+	$(ADDRESSES); cd examples && go run ./quickstart -broker='$(or $(BROKER),embedded)'
 
 .PHONY: test
 test: services ## start the servers if need be, then lint and test every module

@@ -92,6 +92,23 @@ func TestRefusedMessageHoldsBackItsUnitOnly(t *testing.T) {
 	require.Equal(t, ids("a", 4), r.unit("orders", "a"))
 }
 
+// A publisher may mark an error twice: what is refused is refused.
+func TestRefusalWinsOverOtherMarks(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	r := recorder{fail: func(msg forwarder.Outgoing) error {
+		if msg.Message.UUID == "a-1" {
+			return forwarder.Refused(forwarder.DestinationUnavailable(forwarder.Unavailable(errTest)))
+		}
+		return nil
+	}}
+	insert(t, db, "orders", "a", "a-1")
+	insert(t, db, "orders", "b", ids("b", 5)...)
+	start(t, db, r.publisher(), fast(forwarder.Config{Workers: 1}))
+	eventually(t, func() bool { return len(idsInOutbox(t, db, `attempts > 2`)) == 1 })
+	require.Equal(t, ids("b", 5), r.unit("orders", "b"))
+}
+
 // The head of a unit that is not due holds back the unit also where the unit's later
 // rows would be claimed without it.
 func TestUnitWaitsWhileItsHeadIsNotDue(t *testing.T) {

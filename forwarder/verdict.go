@@ -32,6 +32,9 @@ func (w *worker) judge(rows []row, results []error) verdict {
 		case err == nil:
 			v.confirmed = append(v.confirmed, r.seq)
 			w.away.back(r.outgoing.Destination)
+		case errors.Is(err, ErrRefused):
+			v.delayed = append(v.delayed, newFailure(r, err))
+			w.logFailure(r, err)
 		case errors.Is(err, ErrKeyHeld), errors.Is(err, ErrUnavailable):
 		case errors.Is(err, ErrDestinationUnavailable):
 			w.away.gone(r.outgoing.Destination, err)
@@ -71,7 +74,7 @@ func newFailure(r row, err error) failure {
 // be asked again in a tight loop.
 func obstacle(results []error, changed bool) error {
 	for _, err := range results {
-		if err != nil && (errors.Is(err, ErrUnavailable) || !classified(err)) {
+		if err != nil && !errors.Is(err, ErrRefused) && (errors.Is(err, ErrUnavailable) || !classified(err)) {
 			return err
 		}
 	}

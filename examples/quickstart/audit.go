@@ -9,7 +9,7 @@ import (
 )
 
 // account is what the parts of the demo say that they did. The audit holds it against
-// what Postgres and Kafka say.
+// what Postgres and the broker say.
 type account struct {
 	placed
 
@@ -22,12 +22,12 @@ type account struct {
 type figures struct {
 	orders            int // rows
 	rolledBack        int // transactions of which nothing is anywhere
-	forwarded         int // distinct events in Kafka: of orders and of payments
-	redelivered       int // records in Kafka beyond the first of each event
+	forwarded         int // distinct events in the broker: of orders and of payments
+	redelivered       int // records in the broker beyond the first of each event
 	duplicatesDropped int // by the inboxes
 	debits            int // payment rows
-	lost              int // committed events that are neither in Kafka, the outbox nor the dead letters
-	phantoms          int // events in Kafka that nobody committed
+	lost              int // committed events that are neither in the broker, the outbox nor the dead letters
+	phantoms          int // events in the broker that nobody committed
 	doubleDebits      int // payment rows beyond the first of each order
 }
 
@@ -45,7 +45,7 @@ func audit(ctx context.Context, db *sql.DB, addresses servers.Addresses, said ac
 	if err != nil {
 		return figures{}, nil, err
 	}
-	topics, err := readTopics(ctx, addresses)
+	topics, err := readDeliveries(ctx, addresses)
 	if err != nil {
 		return figures{}, nil, err
 	}
@@ -116,8 +116,8 @@ func faults(f figures, tables books, topics *deliveries, said account) []error {
 			found = append(found, fmt.Errorf(format, args...)) //nolint:err113 // text for people
 		}
 	}
-	check(f.lost > 0, "%d committed events are lost: neither in Kafka, nor in the outbox, nor in the dead letters", f.lost)
-	check(f.phantoms > 0, "%d events in Kafka belong to no committed row", f.phantoms)
+	check(f.lost > 0, "%d committed events are lost: neither in %s, nor in the outbox, nor in the dead letters", f.lost, topics.broker)
+	check(f.phantoms > 0, "%d events in %s belong to no committed row", f.phantoms, topics.broker)
 	check(f.doubleDebits > 0, "%d debits too many: orders were debited more than once", f.doubleDebits)
 	check(f.debits != f.orders, "%d orders, but %d debits", f.orders, f.debits)
 	check(unpaid > 0, "%d orders are not paid", unpaid)
@@ -128,9 +128,11 @@ func faults(f figures, tables books, topics *deliveries, said account) []error {
 	check(spent != f.orders*price, "the customer's account lacks %d, the orders cost %d", spent, f.orders*price)
 	check(len(tables.pending) > 0, "%d events are still in the outbox", len(tables.pending))
 	check(len(tables.dead) > 0, "%d events are dead letters", len(tables.dead))
-	check(len(topics.otherKey) > 0, "%d records in Kafka have another key than their event id", len(topics.otherKey))
+	check(len(topics.otherKey) > 0, "%d records in %s have another %s than their event id",
+		len(topics.otherKey), topics.broker, topics.keyName)
 	check(said.deaths == 0, "the forwarder was never killed")
 	check(said.deaths > 0 && f.redelivered == 0, "the forwarder was killed %d times, but nothing was sent twice", said.deaths)
-	check(f.duplicatesDropped < f.redelivered, "%d duplicates in Kafka, but only %d were dropped", f.redelivered, f.duplicatesDropped)
+	check(f.duplicatesDropped < f.redelivered, "%d duplicates in %s, but only %d were dropped",
+		f.redelivered, topics.broker, f.duplicatesDropped)
 	return found
 }

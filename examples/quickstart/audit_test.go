@@ -4,31 +4,34 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/watermill-outbox/outbox/examples/internal/servers"
 	"github.com/watermill-outbox/outbox/forwarder"
-	"github.com/watermill-outbox/outbox/forwarder/kafka"
+	"github.com/watermill-outbox/outbox/forwarder/broker"
 )
 
 // world is a finished run on real servers, in which all is well: two orders, paid, one
-// event of them in Kafka twice, and one order rolled back.
+// event of them in BROKER twice, and one order rolled back.
 type world struct {
-	t       *testing.T
-	servers *servers.Servers
-	db      *sql.DB
-	kafka   servers.Publisher
-	said    account
+	t         *testing.T
+	servers   *servers.Servers
+	db        *sql.DB
+	publisher servers.Publisher
+	said      account
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, kind servers.Kind) *world {
 	t.Helper()
-	w := newEmptyWorld(t)
+	w := newEmptyWorld(t, kind)
 	w.said = account{deaths: 1, duplicatesDropped: 1}
 	for _, id := range []string{"a", "b"} {
 		w.said.committed = append(w.said.committed, id)
@@ -42,9 +45,9 @@ func newWorld(t *testing.T) *world {
 }
 
 // newEmptyWorld has topics and tables, and nothing in them.
-func newEmptyWorld(t *testing.T) *world {
+func newEmptyWorld(t *testing.T, kind servers.Kind) *world {
 	t.Helper()
-	s, err := servers.Open(t.Context(), servers.Kafka, "quickstart_test")
+	s, err := servers.Open(t.Context(), kind, "quickstart_test")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close(context.Background())) })
 	require.NoError(t, s.CreateTopics(t.Context(), ordersTopic, paymentsTopic))
@@ -52,10 +55,12 @@ func newEmptyWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	require.NoError(t, createTables(t.Context(), db, s.Tables()))
-	publisher, err := kafka.NewPublisher(kafka.Config{Brokers: s.Brokers}, nil)
+	publisher, err := broker.Open(s.Broker, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, publisher.Close()) })
-	return &world{t: t, servers: s, db: db, kafka: s.InTopics(publisher)}
+	inTopics, err := s.InTopics(publisher)
+	require.NoError(t, err)
+	return &world{t: t, servers: s, db: db, publisher: inTopics}
 }
 
 func (w *world) exec(statement string, args ...any) {
@@ -73,9 +78,33 @@ func (w *world) pay(id, orderID string) {
 
 func (w *world) publish(destination, id string) {
 	w.t.Helper()
-	require.NoError(w.t, errors.Join(w.kafka.PublishBatch(w.t.Context(), []forwarder.Outgoing{
+	require.NoError(w.t, errors.Join(w.publisher.PublishBatch(w.t.Context(), []forwarder.Outgoing{
 		{Destination: destination, PartitionKey: id, Message: message.NewMessage(id, nil)},
 	})...))
+}
+
+// publishWithOtherKey publishes what no forwarder would: a record without an event id,
+// under a key.
+func (w *world) publishWithOtherKey() {
+	w.t.Helper()
+	topic := w.servers.Topic(ordersTopic)
+	if w.servers.Broker.Kind == broker.KindAMQP {
+		connection, err := amqp091.Dial(string(w.servers.Broker.AMQP.URI))
+		require.NoError(w.t, err)
+		defer connection.Close()
+		channel, err := connection.Channel()
+		require.NoError(w.t, err)
+		require.NoError(w.t, channel.Confirm(false))
+		publishing := amqp091.Publishing{MessageId: "other"}
+		confirmation, err := channel.PublishWithDeferredConfirm(topic, "", true, false, publishing)
+		require.NoError(w.t, err)
+		require.True(w.t, confirmation.Wait())
+		return
+	}
+	client, err := kgo.NewClient(kgo.SeedBrokers(w.servers.Broker.Kafka.Brokers...))
+	require.NoError(w.t, err)
+	defer client.Close()
+	require.NoError(w.t, client.ProduceSync(w.t.Context(), &kgo.Record{Topic: topic, Key: []byte("other")}).FirstErr())
 }
 
 func TestAudit(t *testing.T) {
@@ -107,7 +136,7 @@ func TestAudit(t *testing.T) {
 			},
 			counts: func(f *figures) { f.orders, f.lost = 3, 1 },
 			faults: []string{
-				"1 committed events are lost: neither in Kafka, nor in the outbox, nor in the dead letters",
+				"1 committed events are lost: neither in BROKER, nor in the outbox, nor in the dead letters",
 				"3 orders, but 2 debits",
 				"1 orders are not paid",
 				"the customer's account lacks 20, the orders cost 30",
@@ -134,22 +163,22 @@ func TestAudit(t *testing.T) {
 					VALUES (1, 'dead', 'payments', '', '{}', now(), 1, 'refused')`)
 			},
 			counts: func(f *figures) { f.phantoms = 1 }, // the payment's former id
-			faults: []string{"1 events in Kafka belong to no committed row", "1 events are dead letters"},
+			faults: []string{"1 events in BROKER belong to no committed row", "1 events are dead letters"},
 		},
 		"a phantom": {
 			spoil:  func(w *world) { w.publish(ordersTopic, "phantom") },
 			counts: func(f *figures) { f.phantoms, f.forwarded = 1, 5 },
-			faults: []string{"1 events in Kafka belong to no committed row"},
+			faults: []string{"1 events in BROKER belong to no committed row"},
 		},
 		"an event in the wrong topic": {
 			spoil:  func(w *world) { w.publish(paymentsTopic, "a") },
 			counts: func(f *figures) { f.phantoms, f.forwarded = 1, 5 },
-			faults: []string{"1 events in Kafka belong to no committed row"},
+			faults: []string{"1 events in BROKER belong to no committed row"},
 		},
 		"the event of an order that was rolled back": {
 			spoil:  func(w *world) { w.publish(ordersTopic, "c") },
 			counts: func(f *figures) { f.rolledBack, f.phantoms, f.forwarded = 0, 1, 5 },
-			faults: []string{"1 events in Kafka belong to no committed row", "1 orders that were rolled back left a trace"},
+			faults: []string{"1 events in BROKER belong to no committed row", "1 orders that were rolled back left a trace"},
 		},
 		"an order whose COMMIT did nothing": {
 			spoil:  func(w *world) { w.said.committed = append(w.said.committed, "d") },
@@ -170,43 +199,48 @@ func TestAudit(t *testing.T) {
 			faults: []string{"the customer's account lacks 21, the orders cost 20"},
 		},
 		"a record with another key": {
-			spoil: func(w *world) {
-				client, err := kgo.NewClient(kgo.SeedBrokers(w.servers.Brokers...))
-				require.NoError(w.t, err)
-				defer client.Close()
-				record := &kgo.Record{Topic: w.servers.Topic(ordersTopic), Key: []byte("other")}
-				require.NoError(w.t, client.ProduceSync(w.t.Context(), record).FirstErr())
-			},
+			spoil:  func(w *world) { w.publishWithOtherKey() },
 			counts: func(f *figures) { f.phantoms, f.forwarded = 1, 5 },
 			faults: []string{
-				"1 events in Kafka belong to no committed row",
-				"1 records in Kafka have another key than their event id",
+				"1 events in BROKER belong to no committed row",
+				"1 records in BROKER have another KEY than their event id",
 			},
 		},
 		"a duplicate that was not dropped": {
 			spoil:  func(w *world) { w.said.duplicatesDropped = 0 },
 			counts: func(f *figures) { f.duplicatesDropped = 0 },
-			faults: []string{"1 duplicates in Kafka, but only 0 were dropped"},
+			faults: []string{"1 duplicates in BROKER, but only 0 were dropped"},
 		},
 		"no kill": {
 			spoil:  func(w *world) { w.said.deaths = 0 },
 			faults: []string{"the forwarder was never killed"},
 		},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			test.spoil(w)
-			found, faults, err := audit(t.Context(), w.db, w.servers.Addresses, w.said)
-			require.NoError(t, err)
-			want := good
-			if test.counts != nil {
-				test.counts(&want)
-			}
-			require.Equal(t, want, found)
-			require.Equal(t, test.faults, texts(faults))
-		})
+	for _, kind := range []servers.Kind{servers.Kafka, servers.AMQP} {
+		words := strings.NewReplacer("BROKER", "Kafka", "KEY", "key")
+		if kind == servers.AMQP {
+			words = strings.NewReplacer("BROKER", "RabbitMQ", "KEY", "message-id")
+		}
+		for name, test := range tests {
+			t.Run(fmt.Sprint(kind, ": ", name), func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, kind)
+				test.spoil(w)
+				want, faults := good, []string(nil)
+				if test.counts != nil {
+					test.counts(&want)
+				}
+				for _, fault := range test.faults {
+					faults = append(faults, words.Replace(fault))
+				}
+				for range 2 { // reading changes nothing
+					found, wrong, err := audit(t.Context(), w.db, w.servers.Addresses, w.said)
+					require.NoError(t, err)
+					require.Equal(t, want, found)
+					require.Equal(t, faults, texts(wrong))
+				}
+			})
+		}
 	}
 }
 
@@ -226,16 +260,21 @@ func TestKillsWithoutDuplicatesAreAFault(t *testing.T) {
 
 func TestTimeOutSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.exec(`INSERT INTO outbox (id, destination, payload) VALUES ('d', 'orders', '{"event":"created"}')`)
-	d := &demo{servers: w.servers, db: w.db, screen: &screen{}}
-	enough := errors.New("enough")
-	// Where the machine is slow, the time is over before everything was counted.
-	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, enough)
-		defer cancel()
-		err := d.awaitSettled(ctx, 3)
-		return errors.Is(err, enough) &&
-			err.Error() == "2 of 3 orders are paid, 1 events wait in the outbox, 0 of 5 records are handled: enough"
-	}, time.Minute, time.Millisecond)
+	for _, kind := range []servers.Kind{servers.Kafka, servers.AMQP} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, kind)
+			w.exec(`INSERT INTO outbox (id, destination, payload) VALUES ('d', 'orders', '{"event":"created"}')`)
+			d := &demo{servers: w.servers, db: w.db, screen: &screen{}}
+			enough := errors.New("enough")
+			// Where the machine is slow, the time is over before everything was counted.
+			require.Eventually(t, func() bool {
+				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, enough)
+				defer cancel()
+				err := d.awaitSettled(ctx, 3)
+				return errors.Is(err, enough) &&
+					err.Error() == "2 of 3 orders are paid, 1 events wait in the outbox, 0 of 5 records are handled: enough"
+			}, time.Minute, time.Millisecond)
+		})
+	}
 }

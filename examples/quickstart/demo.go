@@ -15,7 +15,7 @@ import (
 	"github.com/watermill-outbox/outbox/inbox"
 )
 
-// Destinations of events, which are Kafka's topics.
+// Destinations of events: topics of Kafka, exchanges of RabbitMQ.
 const (
 	ordersTopic   = "orders"
 	paymentsTopic = "payments"
@@ -100,7 +100,7 @@ func (d *demo) run(ctx context.Context, orders int) (_ *figures, err error) {
 	d.screen.linef("order service", "committed: %d (by plain SQL: %d); rolled back on purpose: %d",
 		len(placed.committed), placed.byPlainSQL, len(placed.rolledBack))
 
-	// Kafka has none of it yet. The orders stand, whatever becomes of the forwarder.
+	// The broker has none of it yet. The orders stand, whatever becomes of the forwarder.
 	relay := &supervisor{addresses: d.servers.Addresses, dieAfter: deaths(orders), onDeath: d.reportDeath}
 	parts.start(ctx, d.abort, relay.run)
 	unsettled := d.awaitSettled(ctx, orders)
@@ -125,20 +125,20 @@ func (d *demo) takeStock(ctx context.Context, said account) (*figures, error) {
 		return nil, err
 	}
 	d.screen.linef("payment service", "debits: %d; paid in all: %d", figures.debits, figures.debits*price)
-	d.screen.linef("Kafka", "records: %d; distinct events: %d", figures.forwarded+figures.redelivered, figures.forwarded)
+	d.screen.linef(d.servers.BrokerName(), "records: %d; distinct events: %d", figures.forwarded+figures.redelivered, figures.forwarded)
 	d.screen.linef("inboxes", "duplicates dropped: %d", figures.duplicatesDropped)
 	return &figures, errors.Join(faults...)
 }
 
 // awaitSettled returns once every order is paid, the outbox is empty and every record
-// in Kafka, duplicates too, has been handled: then no part has anything left to do. It
-// gives up with ctx, or when nothing moves any more.
-func (d *demo) awaitSettled(ctx context.Context, orders int) error {
-	admin, closeAdmin, err := newAdmin(d.servers.Addresses)
+// in the broker, duplicates too, has been handled: then no part has anything left to do.
+// It gives up with ctx, or when nothing moves any more.
+func (d *demo) awaitSettled(ctx context.Context, orders int) (err error) {
+	published, err := openRecords(d.servers.Addresses)
 	if err != nil {
 		return err
 	}
-	defer closeAdmin()
+	defer func() { err = errors.Join(err, published.close()) }()
 	query := `SELECT (SELECT count(*) FROM orders WHERE status = 'paid'), (SELECT count(*) FROM ` + d.servers.Tables().Outbox() + `)`
 	var now, before struct {
 		paid, waiting    int
@@ -153,7 +153,7 @@ func (d *demo) awaitSettled(ctx context.Context, orders int) error {
 			return false, err
 		}
 		d.screen.progress(now.paid)
-		if now.records, err = countRecords(ctx, admin, d.servers.Topic(ordersTopic), d.servers.Topic(paymentsTopic)); err != nil {
+		if now.records, err = countRecords(ctx, published); err != nil {
 			return false, err
 		}
 		if now != before {

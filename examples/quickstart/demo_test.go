@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var brokers = []string{"embedded", "kafka"}
+var brokers = []string{"embedded", "kafka", "amqp"}
 
 func TestDemo(t *testing.T) {
 	t.Parallel()
@@ -24,7 +24,7 @@ func TestDemo(t *testing.T) {
 			found := lastLine(t, demo.stdout.String())
 			require.GreaterOrEqual(t, found.redelivered, kills)
 			require.LessOrEqual(t, found.redelivered, kills*workers*batchSize)
-			// A rebalance may deliver more than what Kafka holds twice.
+			// A rebalance may deliver more than what the broker holds twice.
 			require.GreaterOrEqual(t, found.duplicatesDropped, found.redelivered)
 			require.Equal(t, figures{
 				orders:            orders,
@@ -43,7 +43,7 @@ func TestDemo(t *testing.T) {
 func TestDemoIgnoresTheUsersPostgres(t *testing.T) {
 	t.Parallel()
 	for name, variables := range map[string][]string{
-		"embedded": {"POSTGRES_DSN=postgres://u@127.0.0.1:1/x", "KAFKA_BROKERS=127.0.0.1:1"},
+		"embedded": {"POSTGRES_DSN=postgres://u@127.0.0.1:1/x", "KAFKA_BROKERS=127.0.0.1:1", "AMQP_URI=amqp://127.0.0.1:1/"},
 		"kafka":    {"POSTGRES_DSN="},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,17 +105,30 @@ func TestNothingIsLeftAfterAHardKill(t *testing.T) {
 
 func TestServersThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
-	for _, variable := range []string{"POSTGRES_DSN=postgres://u:secret@127.0.0.1:1/x", "KAFKA_BROKERS=127.0.0.1:1"} {
-		name, _, _ := strings.Cut(variable, "=")
+	for _, test := range []struct{ broker, variable string }{
+		{"kafka", "POSTGRES_DSN=postgres://u:secret@127.0.0.1:1/x"},
+		{"kafka", "KAFKA_BROKERS=127.0.0.1:1"},
+		{"amqp", "AMQP_URI=amqp://u:secret@127.0.0.1:1/"},
+	} {
+		name, _, _ := strings.Cut(test.variable, "=")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			demo := newProgram(t, "-broker=kafka")
-			demo.Env = append(demo.Env, variable)
+			demo := newProgram(t, "-broker="+test.broker)
+			demo.Env = append(demo.Env, test.variable)
 			require.Equal(t, exitFailed, demo.finish(t))
 			require.Contains(t, demo.stderr.String(), `at 127.0.0.1:1: run "make services", or set `+name)
 			require.NotContains(t, demo.stderr.String(), "secret")
 		})
 	}
+}
+
+func TestBrokerAddressThatIsNone(t *testing.T) {
+	t.Parallel()
+	demo := newProgram(t, "-broker=amqp")
+	demo.Env = append(demo.Env, "AMQP_URI=http://u:secret@127.0.0.1/")
+	require.Equal(t, exitFailed, demo.finish(t))
+	require.Contains(t, demo.stderr.String(), "AMQP_URI: ")
+	require.NotContains(t, demo.stderr.String(), "secret")
 }
 
 func TestOptions(t *testing.T) {
@@ -126,7 +139,8 @@ func TestOptions(t *testing.T) {
 		text string
 	}{
 		"help":           {[]string{"-h"}, 0, "which servers to run on"},
-		"unknown broker": {[]string{"-broker=rabbit"}, exitUsage, `unknown broker "rabbit": allowed are "embedded" and "kafka"`},
+		"help on amqp":   {[]string{"-h"}, 0, "amqp:     a real Postgres and RabbitMQ, at the addresses in POSTGRES_DSN and"},
+		"unknown broker": {[]string{"-broker=rabbit"}, exitUsage, `unknown broker "rabbit": allowed are "embedded", "kafka" and "amqp"`},
 		"no orders":      {[]string{"-orders=0"}, exitUsage, "-orders is 0, allowed is 1 to 5000"},
 		"too many":       {[]string{"-orders=5001"}, exitUsage, "-orders is 5001, allowed is 1 to 5000"},
 		"an argument":    {[]string{"kafka"}, exitUsage, `unexpected argument "kafka"`},

@@ -13,12 +13,14 @@ import (
 
 	"github.com/watermill-outbox/outbox/examples/internal/servers"
 	"github.com/watermill-outbox/outbox/forwarder"
-	"github.com/watermill-outbox/outbox/forwarder/kafka"
+	"github.com/watermill-outbox/outbox/forwarder/broker"
 )
 
 const (
 	// forwarderVariable holds a forwarderConfig and makes a process the forwarder.
 	forwarderVariable = "QUICKSTART_FORWARDER"
+	// brokerPrefix begins the variables that say which broker is in use, and where.
+	brokerPrefix = "QUICKSTART_BROKER_"
 
 	// batchSize is small, so that a kill sends a handful again, and not hundreds.
 	batchSize = 20
@@ -60,14 +62,23 @@ func runForwarder(encoded string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	publisher, err := kafka.NewPublisher(kafka.Config{Brokers: cfg.Addresses.Brokers}, logger)
+	// Kafka or RabbitMQ: the configuration says which.
+	brokerConfig, err := broker.Load("", brokerPrefix)
+	if err != nil {
+		return err
+	}
+	publisher, err := broker.Open(brokerConfig, logger)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, publisher.Close()) }()
+	inTopics, err := cfg.Addresses.InTopics(publisher)
+	if err != nil {
+		return err
+	}
 	relay, err := forwarder.New(
 		db,
-		&mortal{Publisher: cfg.Addresses.InTopics(publisher), dieAfter: int64(cfg.DieAfter)},
+		&mortal{Publisher: inTopics, dieAfter: int64(cfg.DieAfter)},
 		forwarder.Config{Schema: cfg.Addresses.Tables(), BatchSize: batchSize},
 		logger,
 	)
@@ -90,7 +101,7 @@ func untilInputEnds() context.Context {
 }
 
 // mortal is a publisher that takes the whole process with it, as a power cut would:
-// Kafka has confirmed the batch, and Postgres has not heard of it.
+// the broker has confirmed the batch, and Postgres has not heard of it.
 type mortal struct {
 	servers.Publisher
 

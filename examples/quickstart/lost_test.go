@@ -10,34 +10,41 @@ import (
 
 	"github.com/lib/pq"
 	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox/examples/internal/servers"
 )
 
 // An order whose event is lost is never paid: the demo stops waiting, and says so in
 // its figures.
 func TestLostEventShowsInTheFigures(t *testing.T) {
 	t.Parallel()
-	dsn, db := newDatabase(t)
-	const orders = 500
-	demo := newProgram(t, "-broker=kafka", fmt.Sprint("-orders=", orders))
-	demo.Env = append(demo.Env, "POSTGRES_DSN="+dsn)
-	demo.start(t)
-	requireOutboxRowDeleted(t, db)
-	require.Error(t, demo.Wait())
+	for _, broker := range []string{"kafka", "amqp"} {
+		t.Run(broker, func(t *testing.T) {
+			t.Parallel()
+			dsn, db := newDatabase(t)
+			const orders = 500
+			demo := newProgram(t, "-broker="+broker, fmt.Sprint("-orders=", orders))
+			demo.Env = append(demo.Env, "POSTGRES_DSN="+dsn)
+			demo.start(t)
+			requireOutboxRowDeleted(t, db)
+			require.Error(t, demo.Wait())
 
-	require.Equal(t, exitFailed, demo.ProcessState.ExitCode(), "%s", &demo.stderr)
-	found := lastLine(t, demo.stdout.String())
-	require.Equal(t, figures{
-		orders:            orders,
-		rolledBack:        orders / rollbackEvery,
-		forwarded:         2*orders - 2,
-		redelivered:       found.redelivered,
-		duplicatesDropped: found.duplicatesDropped,
-		debits:            orders - 1,
-		lost:              1,
-	}, found)
-	require.Contains(t, demo.stderr.String(), errStalled.Error())
-	require.Contains(t, demo.stderr.String(), "1 committed events are lost")
-	demo.requireNothingLeft(t)
+			require.Equal(t, exitFailed, demo.ProcessState.ExitCode(), "%s", &demo.stderr)
+			found := lastLine(t, demo.stdout.String())
+			require.Equal(t, figures{
+				orders:            orders,
+				rolledBack:        orders / rollbackEvery,
+				forwarded:         2*orders - 2,
+				redelivered:       found.redelivered,
+				duplicatesDropped: found.duplicatesDropped,
+				debits:            orders - 1,
+				lost:              1,
+			}, found)
+			require.Contains(t, demo.stderr.String(), errStalled.Error())
+			require.Contains(t, demo.stderr.String(), "1 committed events are lost")
+			demo.requireNothingLeft(t)
+		})
+	}
 }
 
 // newDatabase is of the test's own, on the server of the tests: in it there is one run
@@ -86,26 +93,31 @@ func requireOutboxRowDeleted(t *testing.T, db *sql.DB) {
 // When the time is over, the demo takes stock of what there is.
 func TestTimeOverIsAudited(t *testing.T) {
 	t.Parallel()
-	w := newEmptyWorld(t)
-	ctx, abort := context.WithCancelCause(t.Context())
-	d := &demo{servers: w.servers, db: w.db, screen: &screen{}, abort: abort}
-	ended := make(chan struct{})
-	var (
-		found *figures
-		err   error
-	)
-	const orders = 1000
-	go func() {
-		defer close(ended)
-		found, err = d.run(ctx, orders)
-	}()
-	require.Eventually(t, func() bool { return d.handled.Load() > 0 }, wait, tick)
-	abort(errTimeOver)
-	<-ended
-	require.ErrorIs(t, err, errTimeOver)
-	require.ErrorContains(t, err, "orders are not paid")
-	require.NotNil(t, found)
-	require.Equal(t, orders, found.orders)
-	require.Positive(t, found.forwarded)
-	require.Zero(t, found.lost)
+	for _, kind := range []servers.Kind{servers.Kafka, servers.AMQP} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			w := newEmptyWorld(t, kind)
+			ctx, abort := context.WithCancelCause(t.Context())
+			d := &demo{servers: w.servers, db: w.db, screen: &screen{}, abort: abort}
+			ended := make(chan struct{})
+			var (
+				found *figures
+				err   error
+			)
+			const orders = 1000
+			go func() {
+				defer close(ended)
+				found, err = d.run(ctx, orders)
+			}()
+			require.Eventually(t, func() bool { return d.handled.Load() > 0 }, wait, tick)
+			abort(errTimeOver)
+			<-ended
+			require.ErrorIs(t, err, errTimeOver)
+			require.ErrorContains(t, err, "orders are not paid")
+			require.NotNil(t, found)
+			require.Equal(t, orders, found.orders)
+			require.Positive(t, found.forwarded)
+			require.Zero(t, found.lost)
+		})
+	}
 }

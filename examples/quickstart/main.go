@@ -1,6 +1,7 @@
 // The quickstart runs the main job end to end: an order service, a forwarder that is
 // killed hard, and a payment service, on a throwaway Postgres and an in-process Kafka
-// or on real servers. It then counts what Postgres and Kafka hold.
+// or on real servers with Kafka or RabbitMQ. It then counts what Postgres and the broker
+// hold.
 package main
 
 import (
@@ -116,13 +117,16 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 
 const usage = `quickstart runs an order service and a payment service over outbox, forwarder and
 inbox, kills the forwarder hard between publish and settle, and then counts what
-Postgres and Kafka hold. It exits with 0 only if nothing is lost, nothing is a phantom
-and nothing was debited twice.
+Postgres and the broker hold. It exits with 0 only if nothing is lost, nothing is a
+phantom and nothing was debited twice.
 
 `
 
 const brokerUsage = `which ` + "`servers`" + ` to run on (default embedded)
 embedded: a throwaway Postgres and an in-process Kafka, gone afterwards
-kafka:    real servers, at the addresses in POSTGRES_DSN and KAFKA_BROKERS
-          (default: those of "make services"); what the run makes there has
-          names of its own and is removed at the end`
+kafka:    a real Postgres and Kafka, at the addresses in POSTGRES_DSN and
+          KAFKA_BROKERS
+amqp:     a real Postgres and RabbitMQ, at the addresses in POSTGRES_DSN and
+          AMQP_URI
+The addresses default to those of "make services". What the run makes on real
+servers has names of its own and is removed at the end`

@@ -21,7 +21,7 @@ type orderService struct {
 }
 
 func (d *demo) newOrderService() (*orderService, error) {
-	service, err := d.newService("order-service")
+	service, err := d.newService("order-service", paymentsTopic)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func (d *demo) newOrderService() (*orderService, error) {
 	return shop, nil
 }
 
-// place writes the order and its event in one transaction. It never talks to Kafka.
+// place writes the order and its event in one transaction. It never talks to the broker.
 func (s *orderService) place(ctx context.Context, tx *sql.Tx, orderID string) error {
 	if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, status) VALUES ($1, 'new')`, orderID); err != nil {
 		return err

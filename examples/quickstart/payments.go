@@ -18,7 +18,7 @@ type paymentMade struct {
 }
 
 func (d *demo) newPaymentService() (*message.Router, error) {
-	service, err := d.newService("payment-service")
+	service, err := d.newService("payment-service", ordersTopic)
 	if err != nil {
 		return nil, err
 	}

@@ -5,9 +5,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
@@ -16,7 +14,7 @@ import (
 	"github.com/watermill-outbox/outbox/middleware"
 )
 
-// service is a Watermill service that consumes from Kafka through its inbox and
+// service is a Watermill service that consumes from the broker through its inbox and
 // produces through its outbox.
 type service struct {
 	router     *message.Router
@@ -25,9 +23,10 @@ type service struct {
 	inbox      *middleware.Inbox
 }
 
-func (d *demo) newService(name string) (service, error) {
+// newService makes a service that consumes what is published to the destination.
+func (d *demo) newService(name, destination string) (service, error) {
 	logger := newLogger()
-	subscriber, err := newSubscriber(d.servers.Brokers, d.servers.Group(name), logger)
+	subscriber, err := d.servers.NewSubscriber(name, destination, logger)
 	if err != nil {
 		return service{}, err
 	}
@@ -63,17 +62,6 @@ func (d *demo) newService(name string) (service, error) {
 	}
 	router.AddMiddleware(d.countHandled, retry.Middleware, wm.Recoverer)
 	return service{router: router, subscriber: subscriber, outbox: publisher, inbox: once}, nil
-}
-
-func newSubscriber(brokers []string, group string, logger watermill.LoggerAdapter) (message.Subscriber, error) {
-	config := kafka.DefaultSaramaSubscriberConfig()
-	config.Consumer.Offsets.Initial = sarama.OffsetOldest // a new group misses nothing
-	return kafka.NewSubscriber(kafka.SubscriberConfig{
-		Brokers:               brokers,
-		Unmarshaler:           kafka.DefaultMarshaler{},
-		OverwriteSaramaConfig: config,
-		ConsumerGroup:         group,
-	}, logger)
 }
 
 // newLogger shows only what a user should see.

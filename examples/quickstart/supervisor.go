@@ -65,6 +65,7 @@ func (s *supervisor) live(ctx context.Context, dieAfter int) error {
 	}
 	cmd := exec.CommandContext(ctx, self) //nolint:gosec // this very program
 	cmd.Env = append(os.Environ(), forwarderVariable+"="+string(config))
+	cmd.Env = append(cmd.Env, s.addresses.BrokerVariables(brokerPrefix)...)
 	cmd.SysProcAttr = ownGroup()
 	cmd.Stderr = os.Stderr
 	var lastWords bytes.Buffer

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -20,39 +19,56 @@ const answerGrace = 500 * time.Millisecond
 // batch is a batch whose messages are checked: each is either a publishing or rejected.
 type batch struct {
 	conn        *connection
-	publishings map[*message.Message]amqp091.Publishing
-	rejected    map[*message.Message]error
+	publishings map[forwarder.Outgoing]amqp091.Publishing
+	rejected    map[forwarder.Outgoing]error
 }
 
 func newBatch(cfg Config, conn *connection, msgs []forwarder.Outgoing) batch {
 	b := batch{
 		conn:        conn,
-		publishings: make(map[*message.Message]amqp091.Publishing, len(msgs)),
-		rejected:    map[*message.Message]error{},
+		publishings: make(map[forwarder.Outgoing]amqp091.Publishing, len(msgs)),
+		rejected:    map[forwarder.Outgoing]error{},
 	}
 	for _, msg := range msgs {
 		if err := checkRoute(cfg, msg.Destination); err != nil {
-			b.rejected[msg.Message] = forwarder.DestinationUnavailable(err)
+			b.rejected[msg] = forwarder.DestinationUnavailable(err)
 			continue
 		}
 		publishing, err := conn.publishing(msg)
 		if err != nil {
-			b.rejected[msg.Message] = forwarder.Refused(err)
+			b.rejected[msg] = forwarder.Refused(err)
 			continue
 		}
-		b.publishings[msg.Message] = publishing
+		b.publishings[msg] = publishing
 	}
 	return b
 }
 
 var errRouteTooLong = errors.New("a name is too long for AMQP")
 
-func checkRoute(cfg Config, destination string) error {
-	exchange, key := cfg.AMQP.Exchange.GenerateName(destination), cfg.AMQP.Publish.GenerateRoutingKey(destination)
-	if len(exchange) > maxShortStringBytes || len(key) > maxShortStringBytes {
-		return fmt.Errorf("%w: exchange %q, routing key %q", errRouteTooLong, exchange, key)
+// checkRoute looks at the names that the configuration makes of a destination. A panic
+// there is the fault of that destination.
+func checkRoute(cfg Config, destination string) (err error) {
+	defer recoverInto(&err)
+	names := []string{cfg.AMQP.Exchange.GenerateName(destination), cfg.AMQP.Publish.GenerateRoutingKey(destination)}
+	if cfg.DeclareQueues {
+		queue := cfg.AMQP.Queue.GenerateName(destination)
+		names = append(names, queue, cfg.AMQP.QueueBind.GenerateRoutingKey(queue))
+	}
+	for _, name := range names {
+		if len(name) > maxShortStringBytes {
+			return fmt.Errorf("%w: %q has %d bytes, at most %d are allowed", errRouteTooLong, name, len(name), maxShortStringBytes)
+		}
 	}
 	return nil
+}
+
+var errPanic = errors.New("panic in the configuration's code")
+
+func recoverInto(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%w: %v", errPanic, r)
+	}
 }
 
 // send sends one wave, in which no two messages belong to one unit: the destinations
@@ -61,7 +77,7 @@ func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	results := make([]error, len(wave))
 	places := map[string][]int{}
 	for i, msg := range wave {
-		if err := b.rejected[msg.Message]; err != nil {
+		if err := b.rejected[msg]; err != nil {
 			results[i] = err
 			continue
 		}
@@ -85,21 +101,18 @@ func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 func (b batch) sendTo(ctx context.Context, destination string, wave []forwarder.Outgoing, places []int, results []error) {
 	publishings := make([]amqp091.Publishing, len(places))
 	for n, i := range places {
-		publishings[n] = b.publishings[wave[i].Message]
+		publishings[n] = b.publishings[wave[i]]
 	}
 	answers := b.publish(ctx, destination, publishings)
 	for n, i := range places {
 		results[i] = answers[n]
-		if !isRefusal(answers[n]) {
-			continue
-		}
 		// The broker does not say which message it means: sent alone, each gets an answer of
 		// its own.
-		if len(places) > 1 {
+		if refusal(results[i]) != nil && len(places) > 1 {
 			results[i] = b.publish(ctx, destination, publishings[n:n+1])[0]
 		}
-		if isRefusal(results[i]) && !errors.Is(results[i], errPreparing) {
-			results[i] = forwarder.Refused(results[i])
+		if reason := refusal(results[i]); reason != nil {
+			results[i] = forwarder.Refused(fmt.Errorf("channel closed: %w", reason))
 		}
 	}
 }
@@ -114,50 +127,90 @@ func (b batch) publish(ctx context.Context, destination string, publishings []am
 	}
 	ch, err := b.acquire(ctx, destination)
 	if err != nil {
+		b.dropIfSilent(err)
 		return same(len(publishings), classify(fmt.Errorf("%w: %w", errPreparing, err)))
 	}
 	w := newWave(ch, publishings)
 	results := w.run(ctx, b.conn.whenBlocked())
-	switch {
-	case w.inOrder:
+	if w.inOrder {
 		b.conn.release(ch)
-	case errors.Is(w.cause, errUnanswered):
-		// Nothing on this connection is known any more, and even closing the channel would
-		// wait.
-		b.conn.drop()
-	default:
+	} else {
 		b.conn.discard(ch)
 	}
+	b.dropIfSilent(w.cause)
 	return results
+}
+
+// dropIfSilent ends the connection where the broker did not answer in time. A caller
+// that was only cancelled does not end it for the others.
+func (b batch) dropIfSilent(err error) {
+	if errors.Is(err, errUnanswered) && errors.Is(err, context.DeadlineExceeded) {
+		b.conn.drop()
+	}
 }
 
 // acquire bounds the opening of a channel: a broker that does not answer, or blocks the
 // connection, would hold it. A channel that opens too late is closed.
 func (b batch) acquire(ctx context.Context, destination string) (*channel, error) {
+	ctx, cancel := withGrace(ctx)
+	defer cancel()
+	if ch := b.conn.takeIdle(destination); ch != nil {
+		return ch, nil
+	}
+	if err := b.conn.takeSlot(ctx); err != nil {
+		return nil, err
+	}
 	type result struct {
 		ch  *channel
 		err error
 	}
-	opened, givenUp := make(chan result), make(chan struct{})
+	opened := make(chan result, 1)
 	go func() {
-		ch, err := b.conn.acquire(destination)
-		select {
-		case opened <- result{ch, err}:
-		case <-givenUp:
-			if err == nil {
-				b.conn.discard(ch)
-			}
-		}
+		ch, err := b.open(destination)
+		opened <- result{ch, err}
 	}()
 	select {
 	case o := <-opened:
 		return o.ch, o.err
 	case <-b.conn.whenBlocked():
-		close(givenUp)
-		return nil, errBlocked
 	case <-ctx.Done():
-		close(givenUp)
-		b.conn.drop()
-		return nil, fmt.Errorf("open channel: %w", ctx.Err())
+	}
+	go func() {
+		if o := <-opened; o.err == nil {
+			b.conn.discard(o.ch)
+		}
+	}()
+	if b.conn.isBlocked() {
+		return nil, errBlocked
+	}
+	return nil, fmt.Errorf("open channel: %w", context.Cause(ctx))
+}
+
+// open gives the slot back where no channel comes of it.
+func (b batch) open(destination string) (ch *channel, err error) {
+	defer func() {
+		if err != nil {
+			<-b.conn.slots
+		}
+	}()
+	defer recoverInto(&err)
+	return openChannel(b.conn, destination)
+}
+
+// withGrace returns a context that ends a little later than ctx, with errUnanswered.
+func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
+	graced, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(answerGrace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(fmt.Errorf("%w: %w", errUnanswered, context.Cause(ctx)))
+		case <-graced.Done():
+		}
+	})
+	return graced, func() {
+		stop()
+		cancel(nil)
 	}
 }

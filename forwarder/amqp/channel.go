@@ -45,10 +45,16 @@ func openChannel(conn *connection, destination string) (*channel, error) {
 		returns:     opened.NotifyReturn(make(chan amqp091.Return, maxUnconfirmed)),
 		closes:      opened.NotifyClose(make(chan *amqp091.Error, 1)),
 	}
+	prepared := false
+	defer func() {
+		if !prepared { // or a panic in the configuration's code
+			ch.close()
+		}
+	}()
 	if err := ch.prepare(conn.config); err != nil {
-		ch.close()
 		return nil, err
 	}
+	prepared = true
 	return ch, nil
 }
 

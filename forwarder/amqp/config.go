@@ -3,7 +3,7 @@ package amqp
 import (
 	"errors"
 	"fmt"
-	"net/url"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -20,8 +20,9 @@ type Config struct {
 	// AMQP is watermill-amqp's own Config: names of exchanges and routing keys,
 	// connection, TLS, marshaler and topology. It must ask for what a forwarder
 	// promises: Publish.ConfirmDelivery, and persistent messages. Mandatory is always on.
-	// Publish.ChannelPoolSize and Connection.Reconnect have no meaning here: channels are
-	// opened as needed, and the forwarder's own backoff says when to connect again.
+	// Publish.ChannelPoolSize, Connection.Reconnect and Connection.AmqpConfig.Recovery have
+	// no meaning here: channels are opened as needed, and the forwarder's own backoff says
+	// when to connect again.
 	AMQP amqp.Config
 	// DeclareQueues makes the publisher declare and bind the queue of
 	// AMQP.Queue.GenerateName, as the subscriber would, so that messages published before
@@ -74,7 +75,13 @@ func (c Config) unusable() (errs []error) {
 	if c.DeclareQueues && c.AMQP.Queue.GenerateName == nil {
 		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.Queue.GenerateName is nil"))
 	}
+	if c.DeclareQueues && c.AMQP.QueueBind.GenerateRoutingKey == nil {
+		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.QueueBind.GenerateRoutingKey is nil"))
+	}
 	connection := c.AMQP.Connection
+	if connection.TLSConfig != nil && !strings.HasPrefix(connection.AmqpURI, "amqps:") {
+		errs = append(errs, errors.New("AMQP.Connection.TLSConfig is set, but AmqpURI is not amqps: it would be in plain text"))
+	}
 	if connection.TLSConfig != nil && connection.AmqpConfig != nil && connection.AmqpConfig.TLSClientConfig != nil {
 		errs = append(errs, errors.New("AMQP.Connection.TLSConfig and AMQP.Connection.AmqpConfig.TLSClientConfig are both set"))
 	}
@@ -92,6 +99,9 @@ func (c Config) unsafe() (errs []error) {
 	if c.DeclareQueues && !c.AMQP.Queue.Durable {
 		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.Queue.Durable is false: its messages would be lost in a restart"))
 	}
+	if c.DeclareQueues && (c.AMQP.Queue.Exclusive || c.AMQP.Queue.AutoDelete) {
+		errs = append(errs, errors.New("DeclareQueues is true, but AMQP.Queue is Exclusive or AutoDelete: messages would be lost with it"))
+	}
 	if c.AMQP.Marshaler == nil {
 		return errs // ValidatePublisher says so
 	}
@@ -103,18 +113,17 @@ func (c Config) unsafe() (errs []error) {
 	return errs
 }
 
-var errURI = errors.New("it is not a URI; special characters of a password must be percent-encoded")
+var errURI = errors.New("it is not an AMQP URI (amqp:// or amqps://); special characters of a password must be percent-encoded")
 
 // checkURI does not repeat what it finds: the password may be part of it.
 func checkURI(uri string) error {
 	if uri == "" {
 		return nil // ValidatePublisher says so
 	}
-	_, err := amqp091.ParseURI(uri)
-	if _, ok := errors.AsType[*url.Error](err); ok {
+	if _, err := amqp091.ParseURI(uri); err != nil {
 		return errURI
 	}
-	return err
+	return nil
 }
 
 var errTransient = errors.New("messages are not persistent: they would be lost in a restart")

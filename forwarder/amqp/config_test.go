@@ -15,17 +15,21 @@ func TestConfigsThatCouldLoseMessagesAreRefused(t *testing.T) {
 	t.Parallel()
 	const uri = "amqp://127.0.0.1/"
 	for text, spoil := range map[string]func(*amqp.Config){
-		"ConfirmDelivery is false":               func(c *amqp.Config) { c.AMQP.Publish.ConfirmDelivery = false },
-		"Transactional is true":                  func(c *amqp.Config) { c.AMQP.Publish.Transactional = true },
-		"Immediate is true":                      func(c *amqp.Config) { c.AMQP.Publish.Immediate = true },
-		"messages are not persistent":            func(c *amqp.Config) { c.AMQP.Marshaler = wmamqp.DefaultMarshaler{NotPersistentDeliveryMode: true} },
-		"AMQP.Queue.Durable is false":            func(c *amqp.Config) { c.AMQP.Queue.Durable = false },
-		"AMQP.Queue.GenerateName is nil":         func(c *amqp.Config) { c.AMQP.Queue.GenerateName = nil },
-		"AMQP.TopologyBuilder is nil":            func(c *amqp.Config) { c.AMQP.TopologyBuilder = nil },
-		"empty Config.AmqpURI":                   func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "" },
-		"AmqpURI: AMQP scheme must be either":    func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "http://127.0.0.1" },
-		"missing Config.Marshaler":               func(c *amqp.Config) { c.AMQP.Marshaler = nil },
-		"TLSConfig and AMQP.Connection.AmqpConf": bothTLS,
+		"ConfirmDelivery is false":                 func(c *amqp.Config) { c.AMQP.Publish.ConfirmDelivery = false },
+		"Transactional is true":                    func(c *amqp.Config) { c.AMQP.Publish.Transactional = true },
+		"Immediate is true":                        func(c *amqp.Config) { c.AMQP.Publish.Immediate = true },
+		"messages are not persistent":              func(c *amqp.Config) { c.AMQP.Marshaler = wmamqp.DefaultMarshaler{NotPersistentDeliveryMode: true} },
+		"AMQP.Queue.Durable is false":              func(c *amqp.Config) { c.AMQP.Queue.Durable = false },
+		"Queue is Exclusive or AutoDelete":         func(c *amqp.Config) { c.AMQP.Queue.Exclusive = true },
+		"Queue is Exclusive or Auto":               func(c *amqp.Config) { c.AMQP.Queue.AutoDelete = true },
+		"AMQP.QueueBind.GenerateRoutingKey is nil": func(c *amqp.Config) { c.AMQP.QueueBind.GenerateRoutingKey = nil },
+		"it would be in plain text":                func(c *amqp.Config) { c.AMQP.Connection.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS13} },
+		"AMQP.Queue.GenerateName is nil":           func(c *amqp.Config) { c.AMQP.Queue.GenerateName = nil },
+		"AMQP.TopologyBuilder is nil":              func(c *amqp.Config) { c.AMQP.TopologyBuilder = nil },
+		"empty Config.AmqpURI":                     func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "" },
+		"AmqpURI: it is not an AMQP URI":           func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "http://127.0.0.1" },
+		"missing Config.Marshaler":                 func(c *amqp.Config) { c.AMQP.Marshaler = nil },
+		"TLSConfig and AMQP.Connection.AmqpConf":   bothTLS,
 	} {
 		cfg := amqp.NewQueueConfig(uri)
 		require.NoError(t, cfg.Validate())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -19,6 +20,8 @@ const (
 	closeTimeout = 2 * time.Second
 	// maxIdleChannels is how many channels wait for their next use.
 	maxIdleChannels = 256
+	// defaultChannelMax is RabbitMQ's own.
+	defaultChannelMax = 2047
 )
 
 var errBlocked = errors.New("the broker blocks the connection, it is short of memory or disk space")
@@ -32,12 +35,16 @@ type connection struct {
 	// wait to write its farewell.
 	socket net.Conn
 	done   chan struct{} // closed when the watcher has ended
+	// slots holds an entry for each channel that is open, in use or not: the broker allows
+	// so many.
+	slots   chan struct{}
+	maxIdle int
 
 	mu      sync.Mutex
 	blocked chan struct{} // closed while the broker blocks the connection
 	idle    map[string][]*channel
 	idling  int
-	spoiled []*channel // left behind while the connection was blocked
+	waiting int // callers that wait for a slot
 }
 
 func dial(ctx context.Context, cfg Config, logger watermill.LoggerAdapter) (*connection, error) {
@@ -45,9 +52,13 @@ func dial(ctx context.Context, cfg Config, logger watermill.LoggerAdapter) (*con
 	if cfg.AMQP.Connection.AmqpConfig != nil {
 		settings = *cfg.AMQP.Connection.AmqpConfig
 	}
+	settings.Recovery = nil // it would bring channels back under a wave that is given up
+	// The client library writes into both.
 	if cfg.AMQP.Connection.TLSConfig != nil {
-		settings.TLSClientConfig = cfg.AMQP.Connection.TLSConfig.Clone()
+		settings.TLSClientConfig = cfg.AMQP.Connection.TLSConfig
 	}
+	settings.TLSClientConfig = settings.TLSClientConfig.Clone()
+	settings.Properties = maps.Clone(settings.Properties)
 	if settings.Properties == nil {
 		settings.Properties = amqp091.NewConnectionProperties()
 		settings.Properties.SetClientConnectionName("watermill-outbox")
@@ -62,8 +73,17 @@ func dial(ctx context.Context, cfg Config, logger watermill.LoggerAdapter) (*con
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	c.amqp = connected
+	c.shareChannels(int(connected.Config.ChannelMax))
 	go c.watch(connected.NotifyBlocked(make(chan amqp091.Blocking, 1)), connected.NotifyClose(make(chan *amqp091.Error, 1)))
 	return c, nil
+}
+
+func (c *connection) shareChannels(allowed int) {
+	if allowed == 0 {
+		allowed = defaultChannelMax
+	}
+	c.maxIdle = min(maxIdleChannels, allowed/2)
+	c.slots = make(chan struct{}, allowed)
 }
 
 type dialFunc = func(network, addr string) (net.Conn, error)
@@ -108,9 +128,7 @@ func (c *connection) watch(blockings <-chan amqp091.Blocking, closes <-chan *amq
 			continue
 		}
 		c.logger.Info("RabbitMQ unblocks the connection", nil)
-		for _, ch := range c.unblock() {
-			ch.close()
-		}
+		c.unblock()
 	}
 	if err := <-closes; err != nil {
 		c.logger.Error("Connection to RabbitMQ is lost", err, nil)
@@ -127,16 +145,14 @@ func (c *connection) block() {
 	}
 }
 
-func (c *connection) unblock() (spoiled []*channel) {
+func (c *connection) unblock() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	spoiled, c.spoiled = c.spoiled, nil
 	select {
 	case <-c.blocked:
 		c.blocked = make(chan struct{})
 	default:
 	}
-	return spoiled
 }
 
 // whenBlocked returns a channel that is closed once the broker blocks the connection.
@@ -157,52 +173,98 @@ func (c *connection) isBlocked() bool {
 
 func (c *connection) isClosed() bool { return c.amqp.IsClosed() }
 
-// acquire returns a channel of the destination that nobody else uses.
-func (c *connection) acquire(destination string) (*channel, error) {
+// takeIdle returns a channel of the destination that nobody uses, nil if there is none.
+func (c *connection) takeIdle(destination string) *channel {
 	c.mu.Lock()
-	if free := c.idle[destination]; len(free) > 0 {
-		ch := free[len(free)-1]
-		c.idle[destination] = free[:len(free)-1]
-		c.idling--
-		c.mu.Unlock()
-		return ch, nil
+	defer c.mu.Unlock()
+	free := c.idle[destination]
+	if len(free) == 0 {
+		return nil
 	}
-	c.mu.Unlock()
-	return openChannel(c, destination)
+	c.keepIdle(destination, free[:len(free)-1])
+	c.idling--
+	return free[len(free)-1]
 }
 
-// release keeps a channel that is in order for its next use.
+func (c *connection) keepIdle(destination string, free []*channel) {
+	if len(free) == 0 {
+		delete(c.idle, destination)
+		return
+	}
+	c.idle[destination] = free
+}
+
+// takeSlot waits for the right to open a channel. An idle one of another destination
+// makes way.
+func (c *connection) takeSlot(ctx context.Context) error {
+	select {
+	case c.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	c.mu.Lock()
+	c.waiting++
+	evicted := c.evict()
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.waiting--
+		c.mu.Unlock()
+	}()
+	c.closeAll(evicted)
+	select {
+	case c.slots <- struct{}{}:
+		return nil
+	case <-c.whenBlocked():
+		return errBlocked
+	case <-ctx.Done():
+		return fmt.Errorf("wait for a channel: %w", context.Cause(ctx))
+	}
+}
+
+// release keeps a channel that is in order for its next use, unless there are enough of
+// them, or others wait for a slot.
 func (c *connection) release(ch *channel) {
 	c.mu.Lock()
-	keep := !ch.amqp.IsClosed() && c.idling < maxIdleChannels
+	keep := c.idling < c.maxIdle && c.waiting == 0
 	if keep {
 		c.idle[ch.destination] = append(c.idle[ch.destination], ch)
 		c.idling++
 	}
 	c.mu.Unlock()
 	if !keep {
-		ch.close()
+		c.closeAll([]*channel{ch})
 	}
 }
 
+// evict takes an idle channel of any destination. The lock is held.
+func (c *connection) evict() []*channel {
+	for destination, free := range c.idle {
+		c.keepIdle(destination, free[1:])
+		c.idling--
+		return free[:1:1]
+	}
+	return nil
+}
+
 // discard closes a channel that is not in order, and the idle ones of its destination,
-// so that the next one declares the topology anew; while the connection is blocked, that
-// has to wait.
+// so that the next one declares the topology anew.
 func (c *connection) discard(ch *channel) {
 	c.mu.Lock()
 	all := c.idle[ch.destination]
 	c.idling -= len(all)
 	delete(c.idle, ch.destination)
-	all = append(all, ch)
-	select {
-	case <-c.blocked:
-		c.spoiled = append(c.spoiled, all...)
-		all = nil
-	default:
-	}
 	c.mu.Unlock()
-	for _, ch := range all {
-		ch.close()
+	c.closeAll(append(all, ch))
+}
+
+// closeAll does not wait for the broker's answers: an alarm may hold them back.
+func (c *connection) closeAll(channels []*channel) {
+	for _, ch := range channels {
+		go func() { // it ends with the connection at the latest
+			ch.close()
+			<-c.slots
+		}()
 	}
 }
 

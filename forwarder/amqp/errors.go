@@ -10,7 +10,7 @@ import (
 
 var (
 	errUnroutable = errors.New("no queue took the message")
-	errRejected   = errors.New("a queue rejected the message, it is full")
+	errRejected   = errors.New("the broker rejected the message, as a full queue does")
 	errUnanswered = errors.New("the broker did not confirm the message in time")
 )
 
@@ -27,9 +27,12 @@ func classify(err error) error {
 	return forwarder.Unavailable(err)
 }
 
-// isRefusal says that the broker closed the channel over a message, such as one that is
-// too large.
-func isRefusal(err error) bool {
+// refusal returns the reason for which the broker closed a channel over a message, such
+// as one that is too large; nil where no message is to blame.
+func refusal(err error) *amqp091.Error {
 	reason, ok := errors.AsType[*amqp091.Error](err)
-	return ok && reason.Code == amqp091.PreconditionFailed
+	if !ok || reason.Code != amqp091.PreconditionFailed || errors.Is(err, errPreparing) {
+		return nil
+	}
+	return reason
 }

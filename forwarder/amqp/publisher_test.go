@@ -227,7 +227,7 @@ func TestMessagesThatAMQPCannotCarryAreRefused(t *testing.T) {
 	reserved.Message.Metadata.Set("_watermill_message_uuid", "other")
 	results := publish(t, newPublisher(t, queues()), longName, manyHeaders, reserved, outgoing(queue, "a", "4", "x"), outgoing(queue, "d", "5", "x"))
 	require.ErrorIs(t, results[0], forwarder.ErrRefused)
-	require.ErrorContains(t, results[0], "256 bytes, at most 255")
+	require.ErrorContains(t, results[0], "has 256 bytes, at most 255")
 	require.ErrorIs(t, results[1], forwarder.ErrRefused)
 	require.ErrorContains(t, results[1], "too large for one AMQP frame")
 	require.ErrorIs(t, results[2], forwarder.ErrRefused)

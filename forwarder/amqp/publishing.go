@@ -11,16 +11,14 @@ import (
 
 const (
 	// maxShortStringBytes is the longest short string (AMQP 0-9-1 specification,
-	// 4.2.5.3); the client library would cut off the rest.
+	// 4.2.5.3). A longer one ends the connection, for all.
 	maxShortStringBytes = 255
-	// headerMargin stands for what a header frame holds besides the table of headers.
-	headerMargin = 4096
-	// headerFieldBytes is what a field of the table takes besides its name and value.
-	headerFieldBytes = 6
+	// headerFrameBytes is what a header frame holds besides its properties, rounded up.
+	headerFrameBytes = 64
 )
 
 var (
-	errHeaderName  = errors.New("a metadata key is too long for AMQP")
+	errShortString = errors.New("too long for AMQP")
 	errHeadersSize = errors.New("the metadata is too large for one AMQP frame")
 	errReserved    = errors.New("the metadata key is reserved for the event id")
 )
@@ -47,26 +45,74 @@ func (c *connection) publishing(msg forwarder.Outgoing) (publishing amqp091.Publ
 	if err := publishing.Headers.Validate(); err != nil {
 		return publishing, fmt.Errorf("headers: %w", err)
 	}
-	return publishing, checkHeaders(publishing.Headers, c.amqp.Config.FrameSize)
+	return publishing, checkFrame(publishing, c.amqp.Config.FrameSize)
 }
 
 // uuidHeader is where watermill-amqp's marshaler keeps the UUID, over whatever stood
 // there.
 const uuidHeader = "_watermill_message_uuid"
 
-func checkHeaders(headers amqp091.Table, frameSize int) error {
-	size := headerMargin
-	for name, value := range headers {
-		if len(name) > maxShortStringBytes {
-			return fmt.Errorf("%w: %q has %d bytes, at most %d are allowed", errHeaderName, name, len(name), maxShortStringBytes)
+// checkFrame looks for what would end the connection: the properties of a message must
+// fit into one frame, and short strings have their bound.
+func checkFrame(publishing amqp091.Publishing, frameSize int) error {
+	size := headerFrameBytes
+	for name, value := range map[string]string{
+		"content type": publishing.ContentType, "content encoding": publishing.ContentEncoding,
+		"correlation id": publishing.CorrelationId, "reply-to": publishing.ReplyTo, "expiration": publishing.Expiration,
+		"message id": publishing.MessageId, "type": publishing.Type, "user id": publishing.UserId, "app id": publishing.AppId,
+	} {
+		if len(value) > maxShortStringBytes {
+			return fmt.Errorf("the %s is %w: %d bytes, at most %d are allowed", name, errShortString, len(value), maxShortStringBytes)
 		}
-		size += headerFieldBytes + len(name)
-		if text, ok := value.(string); ok {
-			size += len(text)
-		}
+		size += 1 + len(value)
 	}
-	if frameSize > 0 && size > frameSize {
+	tableSize, err := sizeOfTable(publishing.Headers)
+	if err != nil {
+		return err
+	}
+	if size += tableSize; frameSize > 0 && size > frameSize {
 		return fmt.Errorf("%w: about %d bytes, a frame has %d", errHeadersSize, size, frameSize)
 	}
 	return nil
+}
+
+func sizeOfTable(table amqp091.Table) (int, error) {
+	size := 4
+	for name, value := range table {
+		if len(name) > maxShortStringBytes {
+			return 0, fmt.Errorf("a metadata key is %w: %q has %d bytes, at most %d are allowed",
+				errShortString, name, len(name), maxShortStringBytes)
+		}
+		valueSize, err := sizeOf(value)
+		if err != nil {
+			return 0, err
+		}
+		size += 1 + len(name) + valueSize
+	}
+	return size, nil
+}
+
+// sizeOf is what a value of a table takes, with its type.
+func sizeOf(value any) (int, error) {
+	switch v := value.(type) {
+	case string:
+		return 5 + len(v), nil
+	case []byte:
+		return 5 + len(v), nil
+	case amqp091.Table:
+		size, err := sizeOfTable(v)
+		return 1 + size, err
+	case []any:
+		size := 5
+		for _, element := range v {
+			elementSize, err := sizeOf(element)
+			if err != nil {
+				return 0, err
+			}
+			size += elementSize
+		}
+		return size, nil
+	default:
+		return 9, nil // numbers, times and truth values
+	}
 }

@@ -3,7 +3,6 @@ package amqp
 import (
 	"context"
 	"fmt"
-	"time"
 
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
@@ -39,38 +38,14 @@ type sent struct {
 // run sends the messages and waits for their answers, until ctx ends (and a little
 // longer) or the connection is blocked.
 func (w *wave) run(ctx context.Context, blocked <-chan struct{}) []error {
-	stop := make(chan error, 1)
-	finished := make(chan struct{})
-	defer close(finished)
-	go watchStop(ctx, blocked, finished, stop)
-
-	w.cause = w.await(stop)
+	graced, cancel := withGrace(ctx)
+	defer cancel()
+	w.cause = w.await(graced, blocked)
 	return w.results()
 }
 
-// watchStop says why the wave is not waited for any longer.
-func watchStop(ctx context.Context, blocked, finished <-chan struct{}, stop chan<- error) {
-	select {
-	case <-finished:
-		return
-	case <-blocked:
-		stop <- errBlocked
-		return
-	case <-ctx.Done():
-	}
-	grace := time.NewTimer(answerGrace)
-	defer grace.Stop()
-	select {
-	case <-finished:
-	case <-blocked:
-		stop <- errBlocked
-	case <-grace.C:
-		stop <- fmt.Errorf("%w: %w", errUnanswered, ctx.Err())
-	}
-}
-
 // await returns nil once every message that was sent has its answer.
-func (w *wave) await(stop <-chan error) error {
+func (w *wave) await(ctx context.Context, blocked <-chan struct{}) error {
 	reports := make(chan sent, len(w.publishings))
 	go w.ch.sendAll(w.publishings, reports)
 	for range w.publishings {
@@ -80,9 +55,12 @@ func (w *wave) await(stop <-chan error) error {
 				w.sendErr = report.err
 			}
 			w.confirmations = append(w.confirmations, report.confirmation)
-		case cause := <-stop:
+		case <-blocked:
 			w.ch.abandoned.Store(true)
-			return cause
+			return errBlocked
+		case <-ctx.Done():
+			w.ch.abandoned.Store(true)
+			return context.Cause(ctx)
 		}
 	}
 	for _, confirmation := range w.confirmations {
@@ -91,8 +69,10 @@ func (w *wave) await(stop <-chan error) error {
 		}
 		select {
 		case <-confirmation.Done():
-		case cause := <-stop:
-			return cause
+		case <-blocked:
+			return errBlocked
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 	return nil
@@ -114,10 +94,21 @@ func (ch *channel) sendAll(publishings []amqp091.Publishing, reports chan<- sent
 	}
 }
 
+// answer is what is known of a message.
+type answer int
+
+const (
+	unanswered answer = iota
+	acked
+	nacked
+)
+
 // results sorts the answers. A returned message is confirmed by RabbitMQ as well, after
-// it was returned: it counts as returned. The broker sends both in this order, so that
-// all returns are here when the confirmations are.
+// it was returned: it counts as returned. The broker sends both in this order, so the
+// answers are read first: of each message that is confirmed by then, a return is here
+// too. In the other order, a return and its confirmation could slip in between.
 func (w *wave) results() []error {
+	answers := w.answers()
 	returned := w.returned()
 	closed := w.ch.closeReason()
 	if closed == nil {
@@ -126,18 +117,14 @@ func (w *wave) results() []error {
 	w.inOrder = w.cause == nil && closed == nil && len(returned) == 0
 	results := make([]error, len(w.publishings))
 	for i, publishing := range w.publishings {
-		var confirmation *amqp091.DeferredConfirmation
-		if i < len(w.confirmations) {
-			confirmation = w.confirmations[i]
-		}
 		reply, isReturned := returned[publishing.MessageId]
 		switch {
 		case isReturned:
 			results[i] = forwarder.DestinationUnavailable(fmt.Errorf("%w: %d %s", errUnroutable, reply.ReplyCode, reply.ReplyText))
-		case confirmation != nil && confirmation.Acked():
+		case answers[i] == acked:
 		case closed != nil:
 			results[i] = classify(fmt.Errorf("channel closed: %w", closed))
-		case confirmation != nil && isDone(confirmation):
+		case answers[i] == nacked:
 			results[i] = forwarder.DestinationUnavailable(errRejected)
 		case w.cause != nil:
 			results[i] = forwarder.Unavailable(w.cause)
@@ -146,6 +133,24 @@ func (w *wave) results() []error {
 		}
 	}
 	return results
+}
+
+func (w *wave) answers() []answer {
+	answers := make([]answer, len(w.publishings))
+	for i, confirmation := range w.confirmations {
+		if confirmation == nil {
+			continue
+		}
+		select {
+		case <-confirmation.Done():
+			answers[i] = nacked
+			if confirmation.Acked() {
+				answers[i] = acked
+			}
+		default:
+		}
+	}
+	return answers
 }
 
 // returned collects the returned messages by their id. Where two messages of a wave
@@ -162,14 +167,5 @@ func (w *wave) returned() map[string]amqp091.Return {
 		default:
 			return returned
 		}
-	}
-}
-
-func isDone(confirmation *amqp091.DeferredConfirmation) bool {
-	select {
-	case <-confirmation.Done():
-		return true
-	default:
-		return false
 	}
 }

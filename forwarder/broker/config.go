@@ -22,11 +22,13 @@ type Topology string
 
 const (
 	// TopologyQueue makes a destination a durable queue, which consumers share: as
-	// watermill-amqp's NewDurableQueueConfig.
+	// watermill-amqp's NewDurableQueueConfig. Two services that consume from one queue
+	// compete for its messages.
 	TopologyQueue Topology = "queue"
 	// TopologyPubSub makes a destination a durable fanout exchange, and each consumer has
-	// a queue of its own: as watermill-amqp's NewDurablePubSubConfig. Messages that no
-	// queue takes wait in the outbox.
+	// a queue of its own, as Kafka's consumer groups have theirs: as watermill-amqp's
+	// NewDurablePubSubConfig. Messages for an exchange without any queue wait in the outbox;
+	// but a queue that is bound later than another gets only what is sent from then on.
 	TopologyPubSub Topology = "pubsub"
 )
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -14,8 +13,8 @@ import (
 // batch is a batch whose messages are checked: each is either a record or rejected.
 type batch struct {
 	client   *kgo.Client
-	records  map[*message.Message]*kgo.Record
-	rejected map[*message.Message]error
+	records  map[forwarder.Outgoing]*kgo.Record
+	rejected map[forwarder.Outgoing]error
 
 	maxMessageBytes int
 }
@@ -29,7 +28,7 @@ func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	// A broker refuses records by the batch that the client library made of them:
 	// sent alone, each gets an answer of its own.
 	for i, err := range results {
-		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[i].Message] == nil {
+		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[i]] == nil {
 			results[i] = b.produce(ctx, wave[i:i+1])[0]
 		}
 	}
@@ -45,12 +44,12 @@ func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing) []error {
 	results := make([]error, len(wave))
 	var answers sync.WaitGroup
 	for i, msg := range wave {
-		if err := b.rejected[msg.Message]; err != nil {
+		if err := b.rejected[msg]; err != nil {
 			results[i] = err
 			continue
 		}
 		answers.Add(1)
-		b.client.Produce(ctx, b.records[msg.Message], func(_ *kgo.Record, err error) {
+		b.client.Produce(ctx, b.records[msg], func(_ *kgo.Record, err error) {
 			results[i] = classify(err, b.maxMessageBytes)
 			answers.Done()
 		})

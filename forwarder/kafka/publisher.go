@@ -81,8 +81,8 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 	}
 	b := batch{
 		client:   client,
-		records:  make(map[*message.Message]*kgo.Record, len(msgs)),
-		rejected: make(map[*message.Message]error),
+		records:  make(map[forwarder.Outgoing]*kgo.Record, len(msgs)),
+		rejected: make(map[forwarder.Outgoing]error),
 
 		maxMessageBytes: p.config.MaxMessageBytes,
 	}
@@ -90,11 +90,11 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 		record, err := p.record(msg)
 		switch {
 		case err != nil:
-			b.rejected[msg.Message] = forwarder.Refused(err)
+			b.rejected[msg] = forwarder.Refused(err)
 		case missing[msg.Destination] != nil:
-			b.rejected[msg.Message] = forwarder.DestinationUnavailable(missing[msg.Destination])
+			b.rejected[msg] = forwarder.DestinationUnavailable(missing[msg.Destination])
 		default:
-			b.records[msg.Message] = record
+			b.records[msg] = record
 		}
 	}
 	stop := p.replaceAfter(ctx, client)

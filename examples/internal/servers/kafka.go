@@ -26,18 +26,14 @@ func (s *Servers) requireKafka(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("no Kafka at %s: run \"make services\", or set KAFKA_BROKERS: %w", strings.Join(s.Brokers, ","), err)
+		brokers := strings.Join(s.Broker.Kafka.Brokers, ",")
+		return fmt.Errorf("no Kafka at %s: run \"make services\", or set KAFKA_BROKERS: %w", brokers, err)
 	}
 	return nil
 }
 
-// CreateTopics makes the run's own topic for each destination and returns once they
-// can be written to.
-func (s *Servers) CreateTopics(ctx context.Context, destinations ...string) error {
-	topics := make([]string, len(destinations))
-	for i, destination := range destinations {
-		topics[i] = s.Topic(destination)
-	}
+// createTopics returns once the topics can be written to.
+func (s *Servers) createTopics(ctx context.Context, topics []string) error {
 	s.onClose(func(ctx context.Context) error { return s.deleteTopics(ctx, topics) })
 	err := s.withAdmin(func(admin *kadm.Client) error {
 		created, err := admin.CreateTopics(ctx, partitions, -1, nil, topics...)
@@ -58,7 +54,11 @@ func awaitLeaders(ctx context.Context, admin *kadm.Client, topics []string) erro
 	for {
 		details, err := admin.ListTopics(ctx, topics...)
 		if err == nil && haveLeaders(details, topics) {
-			return nil
+			// A leader may hear of it later than those who ask for leaders.
+			var ends kadm.ListedOffsets
+			if ends, err = admin.ListEndOffsets(ctx, topics...); err == nil && ends.Error() == nil {
+				return nil
+			}
 		}
 		select {
 		case <-ticker.C:
@@ -81,13 +81,6 @@ func haveLeaders(details kadm.TopicDetails, topics []string) bool {
 		}
 	}
 	return true
-}
-
-// Group is the run's own consumer group of that name.
-func (s *Servers) Group(name string) string {
-	group := name + s.TopicSuffix
-	s.groups = append(s.groups, group)
-	return group
 }
 
 func (s *Servers) deleteTopics(ctx context.Context, topics []string) error {
@@ -120,7 +113,7 @@ func ignore(err, expected error) error {
 }
 
 func (s *Servers) withAdmin(use func(*kadm.Client) error) error {
-	client, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
+	client, err := kgo.NewClient(kgo.SeedBrokers(s.Broker.Kafka.Brokers...))
 	if err != nil {
 		return err
 	}

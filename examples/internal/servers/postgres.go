@@ -1,7 +1,6 @@
 package servers
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -18,16 +17,11 @@ import (
 const (
 	defaultPostgresDSN  = "postgres://outbox:outbox@127.0.0.1:54329/outbox?sslmode=disable" //nolint:gosec // no secret
 	defaultKafkaBrokers = "127.0.0.1:29092"
+	defaultAMQPURI      = "amqp://outbox:outbox@127.0.0.1:25673/" //nolint:gosec // no secret
 )
 
 // answerTimeout is how long a real server may take to show that it is there.
 const answerTimeout = 5 * time.Second
-
-func realAddresses() (dsn string, brokers []string) {
-	dsn = cmp.Or(os.Getenv("POSTGRES_DSN"), defaultPostgresDSN)
-	brokers = strings.Split(cmp.Or(os.Getenv("KAFKA_BROKERS"), defaultKafkaBrokers), ",")
-	return dsn, brokers
-}
 
 // unsetPostgresVariables: they speak of a server of the user's, and drivers read them
 // beside every DSN, also in the processes that this one starts.

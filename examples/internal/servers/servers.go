@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/watermill-outbox/outbox/forwarder/broker"
 	"github.com/watermill-outbox/outbox/internal/embedded"
 )
 
@@ -24,28 +26,32 @@ const (
 	// Kafka is a real Postgres and a real Kafka, at the addresses that POSTGRES_DSN and
 	// KAFKA_BROKERS give.
 	Kafka Kind = "kafka"
+	// AMQP is a real Postgres and a real RabbitMQ, at the addresses that POSTGRES_DSN and
+	// AMQP_URI give.
+	AMQP Kind = "amqp"
 )
 
 // ParseKind reads a Kind; the error names what is allowed.
 func ParseKind(text string) (Kind, error) {
-	allowed := []Kind{Embedded, Kafka}
+	allowed := []Kind{Embedded, Kafka, AMQP}
 	if kind := Kind(text); slices.Contains(allowed, kind) {
 		return kind, nil
 	}
-	return "", fmt.Errorf("unknown broker %q: allowed are %q and %q", text, Embedded, Kafka)
+	return "", fmt.Errorf("unknown broker %q: allowed are %q, %q and %q", text, Embedded, Kafka, AMQP)
 }
 
 // closeTimeout bounds the removal of what a run has made on real servers.
 const closeTimeout = 15 * time.Second
 
-// Servers are a Postgres and a Kafka in use by one run of one example.
+// Servers are a Postgres and a broker in use by one run of one example.
 type Servers struct {
 	Addresses
 
 	// Description says in a line where the run takes place.
 	Description string
 
-	groups  []string
+	groups  []string // consumer groups of Kafka
+	queues  []string // of RabbitMQ
 	closers []func(context.Context) error
 }
 
@@ -68,7 +74,7 @@ func Open(ctx context.Context, kind Kind, name string) (_ *Servers, err error) {
 	if kind == Embedded {
 		err = s.startEmbedded(ctx)
 	} else {
-		err = s.useReal(ctx)
+		err = s.useReal(ctx, broker.Kind(kind))
 	}
 	if err != nil {
 		return nil, err
@@ -80,38 +86,66 @@ func Open(ctx context.Context, kind Kind, name string) (_ *Servers, err error) {
 }
 
 func (s *Servers) startEmbedded(ctx context.Context) error {
-	broker, err := embedded.StartKafka(ctx, embedded.KafkaConfig{})
+	kafka, err := embedded.StartKafka(ctx, embedded.KafkaConfig{})
 	if err != nil {
 		return fmt.Errorf("servers: %w", err)
 	}
-	s.onClose(func(context.Context) error { return broker.Close() })
+	s.onClose(func(context.Context) error { return kafka.Close() })
 	database, err := embedded.StartPostgres(ctx, embedded.PostgresConfig{})
 	if err != nil {
 		return fmt.Errorf("servers: %w", err)
 	}
 	s.onClose(func(context.Context) error { return database.Close() }) //nolint:contextcheck // it bounds itself
-	s.PostgresDSN, s.Brokers = database.DSN(), broker.Brokers()
+	s.PostgresDSN = database.DSN()
+	s.Broker = broker.Config{Kind: broker.KindKafka, Kafka: broker.Kafka{Brokers: kafka.Brokers()}}
 	s.Description = "a throwaway Postgres and an in-process Kafka"
 	return nil
 }
 
-func (s *Servers) useReal(ctx context.Context) error {
-	s.PostgresDSN, s.Brokers = realAddresses()
+func (s *Servers) useReal(ctx context.Context, kind broker.Kind) error {
+	s.PostgresDSN = cmp.Or(os.Getenv("POSTGRES_DSN"), defaultPostgresDSN)
 	if err := s.requirePostgres(ctx); err != nil {
 		return err
 	}
-	if err := s.requireKafka(ctx); err != nil {
-		return err
+	s.Description = "Postgres at " + withoutPassword(s.PostgresDSN)
+	s.Broker.Kind = kind
+	switch kind {
+	case broker.KindAMQP:
+		s.Broker.AMQP.URI = broker.URI(cmp.Or(os.Getenv("AMQP_URI"), defaultAMQPURI))
+		s.Broker.AMQP.Topology = broker.TopologyPubSub // each service has a queue of its own
+		if err := s.requireRabbitMQ(); err != nil {
+			return err
+		}
+		s.Description += " and RabbitMQ at " + s.rabbitMQHost()
+	default:
+		s.Broker.Kafka.Brokers = strings.Split(cmp.Or(os.Getenv("KAFKA_BROKERS"), defaultKafkaBrokers), ",")
+		if err := s.requireKafka(ctx); err != nil {
+			return err
+		}
+		s.Description += " and Kafka at " + strings.Join(s.Broker.Kafka.Brokers, ",")
 	}
-	s.Description = fmt.Sprintf("Postgres at %s and Kafka at %s", withoutPassword(s.PostgresDSN), strings.Join(s.Brokers, ","))
 	// What is opened first is closed last: the groups and topics go before the schema.
 	dsn, schema := s.PostgresDSN, s.Schema
 	s.onClose(func(ctx context.Context) error { return dropSchema(ctx, dsn, schema) })
 	return nil
 }
 
-// Close removes what the run has made and stops the servers that it has started, also
-// when ctx has ended. Consumers must be closed before it.
+// CreateTopics makes the run's own topic for each destination and returns once they
+// can be written to.
+func (s *Servers) CreateTopics(ctx context.Context, destinations ...string) error {
+	if s.Broker.Kind == broker.KindAMQP {
+		return s.createExchanges(destinations)
+	}
+	topics := make([]string, len(destinations))
+	for i, destination := range destinations {
+		topics[i] = s.Topic(destination)
+	}
+	return s.createTopics(ctx, topics)
+}
+
+// Close closes subscribers, removes what the run has made and stops the servers that it
+// has started, also when ctx has ended. What else consumes or publishes must be closed
+// before it.
 func (s *Servers) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
