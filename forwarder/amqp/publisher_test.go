@@ -184,6 +184,53 @@ func TestExchangeThatCannotBeDeclared(t *testing.T) {
 	require.ErrorContains(t, err, "declare exchange")
 }
 
+// An exchange that no queue is bound to yet: the rows wait, in order, and none is lost.
+func TestExchangeWithoutBindingHoldsBack(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	exchange, queue := testamqp.Name(t), testamqp.NewQueue(t, nil)
+	testamqp.DeleteExchangeAfter(t, exchange)
+	insert(t, db, exchange, "a", ids("a", 5)...)
+	publisher := newPublisher(t, amqp.NewPubSubConfig(testamqp.URI()))
+	unroutable := publish(t, publisher, outgoing(exchange, "a", "direct", "x"))[0] // it declares the exchange
+	require.ErrorIs(t, unroutable, forwarder.ErrDestinationUnavailable)
+	runForwarder(t, db, publisher)
+	other := testamqp.NewQueue(t, nil)
+	require.NoError(t, testamqp.Channel(t).ExchangeDeclare(other, "fanout", true, false, false, false, nil))
+	testamqp.DeleteExchangeAfter(t, other)
+	require.NoError(t, testamqp.Channel(t).QueueBind(other, "", other, false, nil))
+	insert(t, db, other, "a", "o-1")
+	require.Equal(t, []string{"o-1"}, takeIDs(t, other, 1), "other destinations go on")
+	require.Equal(t, 5, outboxRows(t, db, `attempts = 0 AND next_attempt_at IS NULL`))
+
+	require.NoError(t, testamqp.Channel(t).QueueBind(queue, "", exchange, false, nil))
+	require.Equal(t, ids("a", 5), takeIDs(t, queue, 5))
+	requireDrained(t, db)
+}
+
+// What this publisher sends is what watermill-amqp's own sends, but for the message-id;
+// so either may write to a queue, and its subscribers see no difference.
+func TestSameOnTheWireAsWatermillPublisher(t *testing.T) {
+	t.Parallel()
+	queue := testamqp.NewQueue(t, nil)
+	msg := message.NewMessage("1", []byte{0, 0xff, '\n'})
+	msg.Metadata = message.Metadata{"type": "order.created", "empty": "", "text": "é\n\\"}
+	stock, err := wmamqp.NewPublisher(wmamqp.NewDurableQueueConfig(testamqp.URI()), watermill.NopLogger{})
+	require.NoError(t, err)
+	require.NoError(t, stock.Publish(queue, msg))
+	require.NoError(t, stock.Close())
+	require.NoError(t, newPublisher(t, queues()).Publish(queue, msg))
+
+	deliveries := testamqp.Take(t, queue, 2)
+	theirs, ours := deliveries[0], deliveries[1]
+	require.Equal(t, theirs.Body, ours.Body)
+	require.Equal(t, theirs.Headers, ours.Headers)
+	require.Equal(t, theirs.DeliveryMode, ours.DeliveryMode)
+	require.Equal(t, theirs.RoutingKey, ours.RoutingKey)
+	require.Empty(t, theirs.MessageId)
+	require.Equal(t, "1", ours.MessageId)
+}
+
 // A full queue rejects: nothing that it rejected counts as sent, and the unit's order
 // holds when there is space again.
 func TestFullQueueHoldsBackAndKeepsOrder(t *testing.T) {
