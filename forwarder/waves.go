@@ -16,68 +16,70 @@ import (
 // each.
 func Waves(ctx context.Context, msgs []Outgoing, send func(ctx context.Context, wave []Outgoing) []error) []error {
 	results := make([]error, len(msgs))
-	failed := map[Unit]bool{}
-	waiting := make([]int, len(msgs)) // indexes into msgs
-	for i := range msgs {
-		waiting[i] = i
-	}
-	for len(waiting) > 0 {
-		wave, later := nextWave(msgs, waiting, failed, results)
-		if len(wave) > 0 {
-			sendWave(ctx, msgs, wave, failed, results, send)
-		}
-		waiting = later
+	for queues := queuesOf(msgs); len(queues) > 0; {
+		sendWave(ctx, msgs, queues, results, send)
+		queues = behind(queues, results)
 	}
 	return results
 }
 
-// nextWave takes the first waiting message of each unit; what is behind a failed one
-// gets its result here and waits no longer.
-func nextWave(msgs []Outgoing, waiting []int, failed map[Unit]bool, results []error) (wave, later []int) {
-	taken := make(map[Unit]bool, len(waiting))
-	for _, i := range waiting {
-		unit := msgs[i].Unit()
-		switch {
-		case failed[unit]:
-			results[i] = ErrKeyHeld
-		case taken[unit]:
-			later = append(later, i)
-		default:
-			taken[unit] = true
-			wave = append(wave, i)
+// queuesOf lists the messages of each unit, as indexes into msgs. No queue is empty.
+func queuesOf(msgs []Outgoing) [][]int {
+	var queues [][]int
+	places := make(map[Unit]int, len(msgs))
+	for i, msg := range msgs {
+		place, ok := places[msg.Unit()]
+		if !ok {
+			place = len(queues)
+			places[msg.Unit()] = place
+			queues = append(queues, nil)
 		}
+		queues[place] = append(queues[place], i)
 	}
-	return wave, later
+	return queues
 }
 
+// sendWave sends the head of each queue.
 func sendWave(
-	ctx context.Context,
-	msgs []Outgoing,
-	wave []int,
-	failed map[Unit]bool,
-	results []error,
+	ctx context.Context, msgs []Outgoing, queues [][]int, results []error,
 	send func(ctx context.Context, wave []Outgoing) []error,
 ) {
-	if err := ctx.Err(); err != nil {
-		for _, i := range wave {
-			results[i] = Unavailable(err)
-			failed[msgs[i].Unit()] = true
+	err := ctx.Err()
+	var answers []error
+	if err == nil {
+		wave := make([]Outgoing, len(queues))
+		for n, queue := range queues {
+			wave[n] = msgs[queue[0]]
 		}
-		return
-	}
-	outgoing := make([]Outgoing, len(wave))
-	for n, i := range wave {
-		outgoing[n] = msgs[i]
-	}
-	answers := send(ctx, outgoing)
-	for n, i := range wave {
+		answers = send(ctx, wave)
 		if len(answers) != len(wave) { // nobody knows which message was sent
-			results[i] = Unavailable(fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(wave)))
-		} else {
-			results[i] = answers[n]
-		}
-		if results[i] != nil {
-			failed[msgs[i].Unit()] = true
+			err = fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(wave))
 		}
 	}
+	for n, queue := range queues {
+		if err != nil {
+			results[queue[0]] = Unavailable(err)
+		} else {
+			results[queue[0]] = answers[n]
+		}
+	}
+}
+
+// behind returns what is left to send once the heads have their results. What is behind
+// a failed one gets its result here.
+func behind(queues [][]int, results []error) [][]int {
+	left := queues[:0]
+	for _, queue := range queues {
+		head, rest := queue[0], queue[1:]
+		if results[head] != nil {
+			for _, i := range rest {
+				results[i] = ErrKeyHeld
+			}
+			continue
+		}
+		if len(rest) > 0 {
+			left = append(left, rest)
+		}
+	}
+	return left
 }

@@ -29,8 +29,14 @@ func newBatch(cfg Config, conn *connection, msgs []forwarder.Outgoing) batch {
 		publishings: make(map[forwarder.Outgoing]amqp091.Publishing, len(msgs)),
 		rejected:    map[forwarder.Outgoing]error{},
 	}
+	routes := map[string]error{}
 	for _, msg := range msgs {
-		if err := checkRoute(cfg, msg.Destination); err != nil {
+		err, checked := routes[msg.Destination]
+		if !checked {
+			err = checkRoute(cfg, msg.Destination)
+			routes[msg.Destination] = err
+		}
+		if err != nil {
 			b.rejected[msg] = forwarder.DestinationUnavailable(err)
 			continue
 		}

@@ -32,13 +32,13 @@ func (p *Publisher) replace(stale *kgo.Client) {
 	if p.client != stale {
 		return
 	}
+	stale.Close() // in any case: whoever waits for its answers waits for this
 	fresh, err := p.newClient()
 	if err != nil { // the same options worked before
-		p.logger.Error("Kafka client could not be replaced", err, nil)
+		p.logger.Error("Kafka client could not be replaced, the next batch tries again", err, nil)
 		return
 	}
 	p.client = fresh
-	stale.Close()
 }
 
 // clientLogger hands on what the client library has to say, for those who look closely:

@@ -2,7 +2,6 @@ package embedded_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -31,21 +30,15 @@ func TestNewestFirst(t *testing.T) {
 func TestPostgresBinariesDir(t *testing.T) {
 	t.Parallel()
 
-	out, err := exec.CommandContext(t.Context(), "pg_config", "--bindir").Output()
-	if err != nil {
-		t.Skip("no installed server to link to")
-	}
+	installed, err := embedded.Installed(t.Context())
+	require.NoError(t, err)
+	require.NotEmpty(t, installed, `an installed server is needed: "make services" installs one, or says how`)
 
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 
 	for _, name := range []string{"initdb", "pg_ctl", "postgres"} {
-		target := filepath.Join(string(out[:len(out)-1]), name)
-		if _, err := os.Stat(target); err != nil {
-			t.Skip("no installed server to link to")
-		}
-
-		require.NoError(t, os.Symlink(target, filepath.Join(dir, name)))
+		require.NoError(t, os.Symlink(filepath.Join(installed, name), filepath.Join(dir, name)))
 	}
 
 	pg := start(t, embedded.PostgresConfig{BinariesDir: dir})
