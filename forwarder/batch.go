@@ -13,11 +13,19 @@ import (
 // of a claim whose forwarder says nothing.
 const databaseMargin = 5 * time.Second
 
+// claimFunc takes rows out of the reach of others, until tx ends.
+type claimFunc func(ctx context.Context, tx *sql.Tx) ([]row, error)
+
 // forwardBatch claims, publishes and settles one batch in one transaction. The end of
 // ctx gives up a claim, but not a batch that is being published: what is sent should
 // be settled. An error leaves everything as it was before; what the broker has
 // confirmed by then is sent again.
-func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
+func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome, err error) {
+	defer func() {
+		if err != nil && !hasSQLState(err, lockNotAvailable) {
+			w.claimer.marks.forget()
+		}
+	}()
 	batchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stopOnCancel := context.AfterFunc(ctx, cancel)
@@ -36,7 +44,7 @@ func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	rows, err := w.claim(batchCtx, tx)
+	rows, err := claim(batchCtx, tx)
 	if err != nil || len(rows) == 0 {
 		return outcome{}, err
 	}
@@ -44,6 +52,10 @@ func (w *worker) forwardBatch(ctx context.Context) (out outcome, err error) {
 		return outcome{}, ctx.Err()
 	}
 	v := w.judge(rows, w.publish(batchCtx, rows))
+	if w.config.Ordering == None && len(v.confirmed) < len(rows) {
+		// Other claims have passed these rows while they were locked.
+		defer w.claimer.marks.giveBack(rows[0].seq)
+	}
 	if err := w.settler.settle(batchCtx, tx, v.confirmed); err != nil {
 		return v.outcome, err
 	}
@@ -92,7 +104,7 @@ func boundsQuery(cfg Config, serverVersion int) string {
 // claim waits for rows that others have locked, but not again and again: after a wait
 // that was in vain it passes them by for a while.
 func (w *worker) claim(ctx context.Context, tx *sql.Tx) ([]row, error) {
-	rows, err := w.claimer.claim(ctx, tx, w.away.destinations(), time.Now().Before(w.passUntil))
+	rows, err := w.claimer.claim(ctx, tx, time.Now().Before(w.passUntil))
 	if hasSQLState(err, lockNotAvailable) {
 		w.passUntil = time.Now().Add(w.config.RetryMax)
 	}
@@ -104,32 +116,42 @@ func (w *worker) publish(ctx context.Context, rows []row) []error {
 	ctx, cancel := context.WithTimeout(ctx, w.config.PublishTimeout)
 	defer cancel()
 	results := make([]error, len(rows))
-	msgs, places := readable(rows, results)
+	msgs, places := w.sendable(rows, results)
 	if len(msgs) == 0 {
 		return results
 	}
+	for n, err := range publishBatch(ctx, w.publisher, msgs) {
+		results[places[n]] = err
+	}
+	return results
+}
+
+// publishBatch returns one result for each message, whatever the publisher does.
+func publishBatch(ctx context.Context, publisher BatchPublisher, msgs []Outgoing) []error {
 	var answers []error
 	err := recovered(func() error {
-		answers = w.publisher.PublishBatch(ctx, msgs)
+		answers = publisher.PublishBatch(ctx, msgs)
 		return nil
 	})
 	if err == nil && len(answers) != len(msgs) {
 		err = fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(msgs))
 	}
-	for i, place := range places {
-		if err != nil {
-			results[place] = Unavailable(err) // nobody knows which message was sent
-			continue
+	if err != nil { // nobody knows which message was sent
+		answers = make([]error, len(msgs))
+		for i := range answers {
+			answers[i] = Unavailable(err)
 		}
-		results[place] = answers[i]
 	}
-	return results
+	return answers
 }
 
-// readable returns the messages to publish and their places among the rows. A row that
+// errBrokerAway is the result of a message that was not given to its broker.
+var errBrokerAway = errors.New("forwarder: not sent, its broker is away")
+
+// sendable returns the messages to publish and their places among the rows. A row that
 // no message can be made of gets its result here, and so does what is behind it in its
-// unit.
-func readable(rows []row, results []error) (msgs []Outgoing, places []int) {
+// unit. What goes to a broker that is known to be away is not sent to it.
+func (w *worker) sendable(rows []row, results []error) (msgs []Outgoing, places []int) {
 	failed := map[Unit]bool{}
 	for i, r := range rows {
 		switch unit := r.outgoing.Unit(); {
@@ -137,6 +159,9 @@ func readable(rows []row, results []error) (msgs []Outgoing, places []int) {
 			results[i] = ErrKeyHeld
 		case r.unreadable != nil:
 			results[i] = Refused(r.unreadable)
+			failed[unit] = true
+		case !w.probing && w.away.isAway(w.brokerOf(r)):
+			results[i] = Unavailable(errBrokerAway)
 			failed[unit] = true
 		default:
 			msgs = append(msgs, r.outgoing)

@@ -28,6 +28,8 @@ type claimer struct {
 	batchBytes int
 	workers    int
 	lockBase   int64
+	marks      *marks
+	table      string
 
 	lanesQuery string
 	rowsQuery  string
@@ -35,13 +37,15 @@ type claimer struct {
 	passingQuery string
 }
 
-func newClaimer(cfg Config) claimer {
+func newClaimer(cfg Config, marks *marks) claimer {
 	c := claimer{
 		ordering:   cfg.Ordering,
 		batchSize:  cfg.BatchSize,
 		batchBytes: cfg.BatchBytes,
 		workers:    cfg.Workers,
 		lockBase:   cfg.Schema.LockBase(),
+		marks:      marks,
+		table:      cfg.Schema.Outbox(),
 	}
 	c.lanesQuery = lanesQuery(cfg.Schema)
 	if cfg.Ordering == PerKey {
@@ -72,31 +76,42 @@ func lanesQuery(s schema.Postgres) string {
 // and harmless. statement_timestamp, not clock_timestamp: it is one moment for all
 // rows, and the planner can use the index with it.
 func perKeyFilter(s schema.Postgres) string {
-	return `(unit_hash & ($4::integer - 1)) = ANY ($5::integer[])
+	return `(unit_hash & ($6::integer - 1)) = ANY ($7::integer[])
 		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())`
 }
 
-const noneFilter = `(next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp())`
+// noneFilter takes everything for one lane.
+const noneFilter = `(unit_hash & ($6::integer - 1)) = ANY ($7::integer[])
+		AND ` + due
+
+// due is true for a row that may be tried now.
+const due = `(next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp())`
 
 // notBehindSkipped leaves out the units of rows that others have locked.
 func notBehindSkipped(s schema.Postgres, filter string) string {
 	return `WHERE unit_hash NOT IN (
 		SELECT unit_hash FROM ` + s.Outbox() + `
-		WHERE published_at IS NULL AND destination <> ALL ($3::text[]) AND ` + filter + `
+		WHERE published_at IS NULL AND seq > $4::bigint AND destination <> ALL ($3::text[]) AND ` + filter + `
 			AND seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
 }
 
+// rowColumns are what scanRow reads.
+const rowColumns = `seq, id, destination, coalesce(nullif(partition_key, ''), id), payload, payload_bytes, metadata::text`
+
 // rowsQuery locks the rows at the head and returns as many as fit into the bytes
-// allowed: $1 rows, $2 bytes, $3 destinations to leave out. The sizes are known
-// before any payload is read from where Postgres stores it. The columns come from the
-// locked version of a row, which is newer than the statement's snapshot if the lock
-// was waited for.
+// allowed: $1 rows, $2 bytes, $3 destinations to leave out, $4 the seq to start behind,
+// $5 whether to look for the newest seq, $6 how many lanes there are, $7 those to take.
+// The sizes are known before any payload is read from where Postgres stores it. The
+// columns come from the locked version of a row, which is newer than the statement's
+// snapshot if the lock was waited for.
+//
+// Beside them it returns, in one row at least, what the marks need to know.
 func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
 	const columns = `seq, id, destination, partition_key, payload, payload_bytes, metadata`
 	return `WITH head AS (
 			SELECT ` + columns + `, unit_hash
 			FROM ` + s.Outbox() + `
-			WHERE published_at IS NULL AND destination <> ALL ($3::text[]) AND ` + filter + `
+			WHERE published_at IS NULL AND seq > $4::bigint AND destination <> ALL ($3::text[]) AND ` + filter + `
 			ORDER BY seq
 			LIMIT $1::integer
 			` + lock + `
@@ -108,9 +123,13 @@ func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
 				FROM head ` + andThen + `
 			) AS measured
 		)
-		SELECT seq, id, destination, coalesce(nullif(partition_key, ''), id), payload, payload_bytes, metadata::text
-		FROM sized
-		WHERE place = 1 OR total <= $2::bigint
+		SELECT seen.newest, CASE WHEN coalesce(place, 1) = 1 THEN seen.frozen END, ` + rowColumns + `
+		FROM (
+			SELECT CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
+				(SELECT array_agg(DISTINCT b.unit_hash & ($6::integer - 1)) FROM ` + s.Outbox() + ` AS b
+					WHERE b.next_attempt_at > statement_timestamp() AND b.destination <> ALL ($3::text[]))::text AS frozen
+		) AS seen
+		LEFT JOIN sized ON place = 1 OR total <= $2::bigint
 		ORDER BY seq`
 }
 
@@ -125,19 +144,34 @@ func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
 // A row at a unit's head that somebody else has locked is waited for, up to
 // lock_timeout, so that nothing overtakes it. With passing, it is not waited for: its
 // unit is left out.
-func (c claimer) claim(ctx context.Context, tx *sql.Tx, away []string, passing bool) ([]row, error) {
-	args := []any{c.batchSize, c.batchBytes, append(pq.StringArray{}, away...)} // never NULL
+func (c claimer) claim(ctx context.Context, tx *sql.Tx, passing bool) ([]row, error) {
+	lanes, total := []int64{0}, 1
 	if c.ordering == PerKey {
-		lanes, total, err := c.claimLanes(ctx, tx)
+		var err error
+		lanes, total, err = c.claimLanes(ctx, tx)
 		if err != nil || len(lanes) == 0 {
 			return nil, err
 		}
-		args = append(args, total, pq.Int64Array(lanes))
 	}
+	if err := c.marks.lookAhead(ctx, tx, c.table); err != nil {
+		return nil, err
+	}
+	v := c.marks.view(lanes, total)
+	query := c.rowsQuery
 	if passing {
-		return c.claimRows(ctx, tx, c.passingQuery, args)
+		query = c.passingQuery
 	}
-	return c.claimRows(ctx, tx, c.rowsQuery, args)
+	away := append(pq.StringArray{}, v.away...) // never NULL
+	found := finding{lanes: lanes}
+	rows, err := c.claimRows(ctx, tx, &found, query,
+		c.batchSize, c.batchBytes, away, v.from, v.newest, total, pq.Int64Array(lanes))
+	if err != nil {
+		return nil, err
+	}
+	if !passing { // units were left out that the marks must not pass
+		c.marks.learn(v, found)
+	}
+	return rows, nil
 }
 
 func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
@@ -163,7 +197,7 @@ func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, tot
 // maxLanes is the largest number of lanes that the settings table allows.
 const maxLanes = 4096
 
-func (c claimer) claimRows(ctx context.Context, tx *sql.Tx, query string, args []any) ([]row, error) {
+func (c claimer) claimRows(ctx context.Context, tx *sql.Tx, found *finding, query string, args ...any) ([]row, error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("claim rows: %w", err)
@@ -171,39 +205,72 @@ func (c claimer) claimRows(ctx context.Context, tx *sql.Tx, query string, args [
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
 	var claimed []row
 	for rows.Next() {
-		row, err := scanRow(rows)
+		row, err := scanClaim(rows, found)
 		if err != nil {
 			return nil, fmt.Errorf("claim rows: %w", err)
 		}
-		claimed = append(claimed, row)
+		if row.seq > 0 {
+			claimed = append(claimed, row)
+		}
 	}
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("claim rows: %w", err)
 	}
+	if len(claimed) > 0 {
+		found.first = claimed[0].seq
+		found.last = max(found.last, claimed[len(claimed)-1].seq)
+	}
 	return claimed, nil
 }
 
-func scanRow(rows *sql.Rows) (row, error) {
+// scanClaim reads a line of rowsQuery. The only one of a claim that found no row is one
+// without a seq.
+func scanClaim(rows *sql.Rows, found *finding) (row, error) {
 	var (
-		r        row
-		id       string
-		text     sql.Null[string]
-		payload  []byte
-		metadata string
+		newest sql.Null[int64]
+		frozen pq.Int64Array
+		line   rowScan
 	)
-	err := rows.Scan(&r.seq, &id, &r.outgoing.Destination, &r.outgoing.PartitionKey, &text, &payload, &metadata)
-	if err != nil {
+	if err := rows.Scan(append([]any{&newest, &frozen}, line.targets()...)...); err != nil {
 		return row{}, err //nolint:wrapcheck // claimRows wraps it
 	}
-	if text.Valid {
-		payload = []byte(text.V)
+	found.last = max(found.last, newest.V)
+	found.frozen = append(found.frozen, frozen...)
+	return line.row(), nil
+}
+
+// rowScan takes the rowColumns of a line. Any may be NULL, if there is no row.
+type rowScan struct {
+	seq                  sql.Null[int64]
+	id, destination, key sql.NullString
+	text                 sql.NullString
+	payload              []byte
+	metadata             sql.NullString
+}
+
+func (s *rowScan) targets() []any {
+	return []any{&s.seq, &s.id, &s.destination, &s.key, &s.text, &s.payload, &s.metadata}
+}
+
+func (s *rowScan) row() row {
+	if !s.seq.Valid {
+		return row{}
 	}
-	r.outgoing.Message = message.NewMessage(id, payload)
+	payload := s.payload
+	if s.text.Valid {
+		payload = []byte(s.text.String)
+	}
+	r := row{seq: s.seq.V, outgoing: Outgoing{
+		Destination:  s.destination.String,
+		PartitionKey: s.key.String,
+		Message:      message.NewMessage(s.id.String, payload),
+	}}
+	var err error
 	// The row's fault, not the claim's: the others go on.
-	if r.outgoing.Message.Metadata, err = decodeMetadata(metadata); err != nil {
+	if r.outgoing.Message.Metadata, err = decodeMetadata(s.metadata.String); err != nil {
 		r.unreadable = fmt.Errorf("metadata: %w", err)
 	}
-	return r, nil
+	return r
 }
 
 // decodeMetadata reads the jsonb column. A producer that writes SQL may put anything
@@ -214,7 +281,7 @@ func decodeMetadata(encoded string) (message.Metadata, error) {
 	}
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(encoded), &values); err != nil {
-		return nil, err //nolint:wrapcheck // scanRow wraps it
+		return nil, err //nolint:wrapcheck // row wraps it
 	}
 	metadata := make(message.Metadata, len(values))
 	for name, value := range values {

@@ -56,17 +56,17 @@ func TestClaimNeverSeesWhatTheLastHolderSettled(t *testing.T) {
 			w := newTestWorker(t, db, Config{Workers: 1, BatchSize: 3, Settlement: settlement})
 
 			first, second := begin(t, w), begin(t, w)
-			claimed, err := w.claimer.claim(t.Context(), first, nil, false)
+			claimed, err := w.claimer.claim(t.Context(), first, false)
 			require.NoError(t, err)
 			require.Equal(t, []int64{1, 2, 3}, seqs(claimed))
-			none, err := w.claimer.claim(t.Context(), second, nil, false)
+			none, err := w.claimer.claim(t.Context(), second, false)
 			require.NoError(t, err)
 			require.Empty(t, none, "the lanes are taken")
 
 			require.NoError(t, w.settler.settle(t.Context(), first, seqs(claimed)))
 			require.NoError(t, first.Commit())
 
-			claimed, err = w.claimer.claim(t.Context(), second, nil, false)
+			claimed, err = w.claimer.claim(t.Context(), second, false)
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 5}, seqs(claimed))
 		})
@@ -82,7 +82,7 @@ func TestWorkersShareTheLanes(t *testing.T) {
 	w := newTestWorker(t, db, Config{Workers: 2, BatchSize: 1000})
 	seen := map[int64]bool{}
 	for range 2 {
-		claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil, false)
+		claimed, err := w.claimer.claim(t.Context(), begin(t, w), false)
 		require.NoError(t, err)
 		require.NotEmpty(t, claimed)
 		require.IsIncreasing(t, seqs(claimed))
@@ -92,7 +92,7 @@ func TestWorkersShareTheLanes(t *testing.T) {
 		}
 	}
 	require.Len(t, seen, 1000)
-	claimed, err := w.claimer.claim(t.Context(), begin(t, w), nil, false)
+	claimed, err := w.claimer.claim(t.Context(), begin(t, w), false)
 	require.NoError(t, err)
 	require.Empty(t, claimed)
 }

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -114,6 +116,8 @@ func (f *Forwarder) run(ctx context.Context) error {
 		w := newWorker()
 		workers.Go(func() { w.run(ctx) })
 	}
+	prober := newProber(newWorker())
+	workers.Go(func() { prober.run(ctx) })
 	close(f.running)
 	f.logger.Info("Forwarder is running", watermill.LogFields{
 		"outbox":   f.config.Schema.Outbox(),
@@ -142,26 +146,31 @@ func (f *Forwarder) Wake() {
 // batches says whether the publisher takes batches. A decorator that hides it costs
 // speed without a word.
 func (f *Forwarder) batches() bool {
-	_, ok := f.publisher.(BatchPublisher)
-	return ok
+	publishers := []message.Publisher{f.publisher}
+	if routes, ok := f.publisher.(*Routes); ok {
+		publishers = slices.Collect(maps.Values(routes.brokers))
+	}
+	return !slices.ContainsFunc(publishers, func(p message.Publisher) bool {
+		_, ok := p.(BatchPublisher)
+		return !ok
+	})
 }
 
 // workers returns a function that makes workers which share what they know of outages.
 func (f *Forwarder) workers(serverVersion int) func() *worker {
-	away := &awayDestinations{newBackOff: f.config.newBackOff, logger: f.logger}
+	marks := &marks{}
+	away := newAbsences(f.config, marks, f.logger)
 	database := &outage{what: "Database", logger: f.logger}
 	broker := &outage{what: "Broker", logger: f.logger}
+	routes, _ := f.publisher.(*Routes)
 	return func() *worker {
-		publisher, ok := f.publisher.(BatchPublisher)
-		if !ok {
-			publisher = &sequential{publisher: f.publisher}
-		}
 		return &worker{
 			config:      f.config,
 			db:          f.db,
-			publisher:   publisher,
-			claimer:     newClaimer(f.config),
+			publisher:   batchPublisher(f.publisher),
+			claimer:     newClaimer(f.config, marks),
 			settler:     newSettler(f.config),
+			routes:      routes,
 			away:        away,
 			database:    database,
 			broker:      broker,
@@ -169,6 +178,18 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			wake:        f.wake,
 			logger:      f.logger,
 		}
+	}
+}
+
+// batchPublisher returns pub as a BatchPublisher, for one worker.
+func batchPublisher(pub message.Publisher) BatchPublisher {
+	switch publisher := pub.(type) {
+	case *Routes:
+		return newRoutedPublisher(publisher)
+	case BatchPublisher:
+		return publisher
+	default:
+		return &sequential{publisher: pub}
 	}
 }
 

@@ -111,16 +111,16 @@ func TestTurnLeavesNothingOnTheContext(t *testing.T) {
 	w := newTestWorker(t, db, Config{})
 	ctx := &countingContext{Context: t.Context()}
 	for range 2 {
-		out, err := w.forwardBatch(ctx)
+		out, err := w.forwardBatch(ctx, w.claim)
 		require.NoError(t, err)
 		require.Zero(t, out.claimed)
 	}
 	insertRows(t, db, 3)
-	_, err := w.forwardBatch(ctx)
+	_, err := w.forwardBatch(ctx, w.claim)
 	require.NoError(t, err)
 	_, err = db.ExecContext(t.Context(), `DROP TABLE `+db.Schema.Outbox())
 	require.NoError(t, err)
-	_, err = w.forwardBatch(ctx)
+	_, err = w.forwardBatch(ctx, w.claim)
 	require.Error(t, err)
 	require.Zero(t, ctx.active)
 }
@@ -135,7 +135,7 @@ func TestHeldRowsAreFoundByTheirIndex(t *testing.T) {
 	_, err = db.ExecContext(t.Context(), `ANALYZE `+db.Schema.Outbox())
 	require.NoError(t, err)
 	w := newTestWorker(t, db, Config{})
-	rows, err := db.QueryContext(t.Context(), `EXPLAIN `+w.claimer.rowsQuery, 500, 1<<20, "{}", 64, "{1,2,3}")
+	rows, err := db.QueryContext(t.Context(), `EXPLAIN `+w.claimer.rowsQuery, 500, 1<<20, "{}", 0, false, 64, "{1,2,3}")
 	require.NoError(t, err)
 	defer rows.Close()
 	var plan []string

@@ -19,11 +19,17 @@ type outage struct {
 	mu       sync.Mutex
 	since    time.Time // zero: there is none
 	reported time.Time
+	ended    time.Time // the last one
 }
 
-func (o *outage) note(message string, err error, wait time.Duration) {
+// note tells of a failure of something that began at a time. What began in the last
+// outage tells nothing new after it.
+func (o *outage) note(message string, err error, wait time.Duration, began time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if began.Before(o.ended) {
+		return
+	}
 	now := time.Now()
 	if o.since.IsZero() {
 		o.since = now
@@ -44,5 +50,5 @@ func (o *outage) over() {
 		return
 	}
 	o.logger.Info(o.what+" is back", watermill.LogFields{"after": time.Since(o.since).Round(time.Millisecond)})
-	o.since, o.reported = time.Time{}, time.Time{}
+	o.since, o.reported, o.ended = time.Time{}, time.Time{}, time.Now()
 }

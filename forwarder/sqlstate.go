@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"database/sql"
 	"errors"
 	"strings"
 )
@@ -34,3 +35,5 @@ func hasSQLState(err error, code string) bool {
 	var state interface{ SQLState() string }
 	return errors.As(err, &state) && state.SQLState() == code
 }
+
+func isNoRows(err error) bool { return errors.Is(err, sql.ErrNoRows) }

@@ -11,7 +11,8 @@ type outcome struct {
 	claimed   int
 	confirmed int
 	// obstacle is the first failure that the next turn would meet again: it looks like
-	// the broker's, not like that of one message or one destination.
+	// the broker's, not like that of one message or one destination. Where there are
+	// several brokers, their absence is kept apart, and it is nil.
 	obstacle error
 }
 
@@ -24,32 +25,117 @@ type verdict struct {
 	delayed   []failure
 }
 
+// judge says what becomes of each row. Brokers are judged apart from each other.
 func (w *worker) judge(rows []row, results []error) verdict {
 	v := verdict{outcome: outcome{claimed: len(rows)}}
+	for _, part := range w.byBroker(rows, results) {
+		p := w.judgePart(part)
+		w.noteBroker(part, p)
+		v.confirmed = append(v.confirmed, p.confirmed...)
+		v.delayed = append(v.delayed, p.delayed...)
+		v.outcome.confirmed += len(p.confirmed)
+		if part.broker == "" {
+			v.obstacle = p.obstacle
+		}
+	}
+	return v
+}
+
+// part is what of a batch goes to one broker.
+type part struct {
+	broker  string
+	rows    []row
+	results []error
+}
+
+func (w *worker) byBroker(rows []row, results []error) []*part {
+	if w.routes == nil {
+		return []*part{{rows: rows, results: results}}
+	}
+	var parts []*part
+	known := map[string]*part{}
+	for i, r := range rows {
+		broker := w.brokerOf(r)
+		p := known[broker]
+		if p == nil {
+			p = &part{broker: broker}
+			known[broker] = p
+			parts = append(parts, p)
+		}
+		p.rows, p.results = append(p.rows, r), append(p.results, results[i])
+	}
+	return parts
+}
+
+// brokerOf names the broker of several. It is empty where there is but one, or no route.
+func (w *worker) brokerOf(r row) string {
+	if w.routes == nil {
+		return ""
+	}
+	broker, _ := w.routes.Broker(r.outgoing.Destination)
+	return broker
+}
+
+func (w *worker) judgePart(p *part) verdict {
+	var v verdict
 	waits := false // for a destination
-	for i, err := range results {
-		switch r := rows[i]; {
+	for i, err := range p.results {
+		switch r := p.rows[i]; {
 		case err == nil:
 			v.confirmed = append(v.confirmed, r.seq)
-			w.away.back(r.outgoing.Destination)
+			w.away.destinationBack(r.outgoing.Destination)
 		case errors.Is(err, ErrRefused):
 			v.delayed = append(v.delayed, newFailure(r, err))
 			w.logFailure(r, err)
+			if w.probing { // what refuses is there
+				w.away.destinationBack(r.outgoing.Destination)
+			}
 		case errors.Is(err, ErrKeyHeld), errors.Is(err, ErrUnavailable):
 		case errors.Is(err, ErrDestinationUnavailable):
-			w.away.gone(r.outgoing.Destination, err)
+			w.away.destinationGone(p.broker, r, err)
 			waits = true
 		default:
 			v.delayed = append(v.delayed, newFailure(r, err))
 			w.logFailure(r, err)
 		}
 	}
-	v.outcome.confirmed = len(v.confirmed)
-	if v.outcome.confirmed > 0 {
+	if len(v.confirmed) > 0 {
 		v.spendAttempts()
 	}
-	v.obstacle = obstacle(results, waits || len(v.delayed) > 0)
+	v.obstacle = obstacle(p.results, waits || len(v.delayed) > 0)
 	return v
+}
+
+// noteBroker keeps account of the brokers where there are several.
+func (w *worker) noteBroker(p *part, v verdict) {
+	switch {
+	case p.broker == "":
+	case v.obstacle == nil, len(v.confirmed) > 0:
+		w.away.brokerBack(p.broker)
+	case errors.Is(v.obstacle, errBrokerAway):
+		w.away.hold(p.broker, p.destinations())
+	default:
+		w.away.brokerGone(p.broker, p.destinations(), p.probe(), v.obstacle)
+	}
+}
+
+func (p *part) destinations() []string {
+	names := make([]string, len(p.rows))
+	for i, r := range p.rows {
+		names[i] = r.outgoing.Destination
+	}
+	return names
+}
+
+// probe is a row to try the broker with: it failed through no fault of its own, and
+// nothing of its unit is before it.
+func (p *part) probe() int64 {
+	for i, err := range p.results {
+		if errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrRefused) {
+			return p.rows[i].seq
+		}
+	}
+	return noProbe
 }
 
 // spendAttempts counts failures that say nothing as refusals: the broker took other

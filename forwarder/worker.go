@@ -17,7 +17,8 @@ type worker struct {
 	publisher   BatchPublisher
 	claimer     claimer
 	settler     settler
-	away        *awayDestinations
+	routes      *Routes // nil: there is but one broker
+	away        *absences
 	database    *outage
 	broker      *outage
 	boundsQuery string
@@ -26,13 +27,16 @@ type worker struct {
 
 	// passUntil is how long rows that others have locked are passed by.
 	passUntil time.Time
+	// probing says that it tries what is away.
+	probing bool
 }
 
 // run works until ctx ends. No failure ends it: it waits and tries again.
 func (w *worker) run(ctx context.Context) {
 	backOff := w.config.newBackOff()
 	for ctx.Err() == nil {
-		out, err := w.forwardBatch(ctx)
+		began := time.Now()
+		out, err := w.forwardBatch(ctx, w.claim)
 		if err != nil && ctx.Err() != nil && out.claimed == 0 {
 			return // a claim that was given up; whatever else went wrong with it does not matter
 		}
@@ -45,11 +49,11 @@ func (w *worker) run(ctx context.Context) {
 		switch {
 		case err != nil:
 			wait := w.config.next(backOff)
-			w.database.note(databaseTrouble(err), err, wait)
+			w.database.note(databaseTrouble(err), err, wait, began)
 			sleep(ctx, wait, nil)
 		case out.obstacle != nil && out.confirmed == 0:
 			wait := w.config.next(backOff)
-			w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait)
+			w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait, began)
 			sleep(ctx, wait, nil)
 		case out.claimed == 0:
 			backOff.Reset()

@@ -10,7 +10,18 @@ import (
 )
 
 func (c Config) check() []*keyError {
-	problems := oneOf("kind", c.Kind, KindKafka, KindAMQP)
+	if len(c.Brokers) > 0 {
+		return c.checkSeveral()
+	}
+	var problems []*keyError
+	const stray = "is set, but there are no brokers to choose from"
+	if len(c.Routes) > 0 {
+		problems = append(problems, keyErrorf("routes", stray))
+	}
+	if len(c.Destinations) > 0 {
+		problems = append(problems, keyErrorf("destinations", stray))
+	}
+	problems = append(problems, oneOf("kind", c.Kind, KindKafka, KindAMQP)...)
 	problems = append(problems, c.Kafka.check(c.Kind == KindKafka)...)
 	return append(problems, c.AMQP.check(c.Kind == KindAMQP)...)
 }

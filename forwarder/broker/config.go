@@ -33,14 +33,28 @@ const (
 )
 
 // Config says which broker is used, and how to reach it. Both sections may be filled:
-// the swap is a change of Kind. The keys of YAML files are those of the tags.
+// the swap is a change of Kind. Or it names several brokers and says which destination
+// goes where. The keys of YAML files are those of the tags.
 type Config struct {
-	// Kind is KindKafka or KindAMQP. It has no default.
+	// Kind is KindKafka or KindAMQP. It has no default. Leave it out where there are
+	// Brokers.
 	Kind Kind `koanf:"kind" yaml:"kind"`
 	// Kafka is used where Kind is KindKafka.
 	Kafka Kafka `koanf:"kafka" yaml:"kafka"`
 	// AMQP is used where Kind is KindAMQP.
 	AMQP AMQP `koanf:"amqp" yaml:"amqp"`
+
+	// Brokers are several brokers by name (lower-case letters, digits and -), in place of
+	// Kind, Kafka and AMQP.
+	Brokers map[string]Named `koanf:"brokers" yaml:"brokers"`
+	// Routes lead from destinations to Brokers, as "destination=broker". In a destination
+	// each * stands for any characters or none. The first route that matches is taken. A
+	// message for a destination without a route waits in the outbox: end with "*=broker"
+	// to have none.
+	Routes []string `koanf:"routes" yaml:"routes"`
+	// Destinations are those that must have a route: list what the services publish to,
+	// and one that was forgotten is an error at the start.
+	Destinations []string `koanf:"destinations" yaml:"destinations"`
 }
 
 // Kafka is the plain data of kafka.Config.

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"reflect"
 	"slices"
 	"strings"
 
@@ -12,9 +11,10 @@ import (
 func (l *loader) readEnvironment(prefix string, environ func() []string) {
 	variables := map[string]key{}
 	names := []string{}
-	for _, k := range keys {
-		if k.kind != reflect.Struct {
-			name := prefix + strings.ToUpper(strings.ReplaceAll(k.path, delimiter, "_"))
+	toVariable := strings.NewReplacer(delimiter, "_", "-", "_")
+	for _, k := range l.keys {
+		if !k.isSection() {
+			name := prefix + strings.ToUpper(toVariable.Replace(k.path))
 			variables[name] = k
 			names = append(names, name)
 		}

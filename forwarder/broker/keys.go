@@ -13,12 +13,23 @@ const delimiter = "."
 type key struct {
 	path string
 	// kind is that of the value: a string, an int, a bool or a slice of strings. A section
-	// is a struct.
+	// is a struct, one whose keys are names of sections is a map.
 	kind reflect.Kind
 }
 
-// keys are all there are. They come from the tags of Config, so that none is forgotten.
-var keys = keysOf(reflect.TypeFor[Config](), "")
+func (k key) isSection() bool { return k.kind == reflect.Struct || k.kind == reflect.Map }
+
+// keyList are the keys that there are: those of Config, and of each broker that was
+// named. They come from the tags, so that none is forgotten.
+type keyList []key
+
+func configKeys() keyList { return keysOf(reflect.TypeFor[Config](), "") }
+
+// withBroker adds the keys of a broker, whose section is at path.
+func (l keyList) withBroker(path string) keyList {
+	l = append(l, key{path, reflect.Struct})
+	return append(l, keysOf(reflect.TypeFor[Named](), path+delimiter)...)
+}
 
 func keysOf(config reflect.Type, section string) []key {
 	var found []key
@@ -36,16 +47,16 @@ func keysOf(config reflect.Type, section string) []key {
 	return found
 }
 
-func keyPaths() []string {
-	paths := make([]string, len(keys))
-	for i, k := range keys {
+func (l keyList) paths() []string {
+	paths := make([]string, len(l))
+	for i, k := range l {
 		paths[i] = k.path
 	}
 	return paths
 }
 
-func findKey(path string) (key, bool) {
-	for _, k := range keys {
+func (l keyList) find(path string) (key, bool) {
+	for _, k := range l {
 		if k.path == path {
 			return k, true
 		}
@@ -56,7 +67,7 @@ func findKey(path string) (key, bool) {
 // needed says what a value must be.
 func (k key) needed() string {
 	switch k.kind {
-	case reflect.Struct:
+	case reflect.Struct, reflect.Map:
 		return "a section of keys"
 	case reflect.Int:
 		return "a whole number"

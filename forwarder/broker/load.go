@@ -14,7 +14,8 @@ import (
 //
 // With the prefix "OUTBOX_BROKER_" (its last underscore may be left out) the key
 // kafka.max_message_bytes is the variable OUTBOX_BROKER_KAFKA_MAX_MESSAGE_BYTES. A list
-// is separated by commas. White space around values does not count. A variable that is
+// is separated by commas. Brokers get their names in the file; brokers.eu-west.amqp.uri is
+// then OUTBOX_BROKER_BROKERS_EU_WEST_AMQP_URI. White space around values does not count. A variable that is
 // empty counts as not set, as a key without a value does in YAML.
 //
 // Unknown keys, unknown variables with the prefix, keys given twice, values of a wrong
@@ -27,7 +28,7 @@ func Load(file, envPrefix string) (Config, error) {
 }
 
 func load(file, envPrefix string, environ func() []string) (Config, error) {
-	l := loader{settings: koanf.New(delimiter), sources: map[string]string{}}
+	l := loader{keys: configKeys(), settings: koanf.New(delimiter), sources: map[string]string{}}
 	complete := true
 	if file != "" {
 		complete = l.readFile(file)
@@ -52,6 +53,7 @@ func load(file, envPrefix string, environ func() []string) (Config, error) {
 
 // loader collects what the sources say, and everything that is wrong with it.
 type loader struct {
+	keys     keyList
 	settings *koanf.Koanf
 	sources  map[string]string // where a key was set last
 	problems []*keyError
@@ -70,11 +72,22 @@ func (l *loader) validate(cfg Config) {
 		unread[p.key] = true
 	}
 	for _, p := range cfg.check() {
-		section, _, _ := strings.Cut(p.key, delimiter)
-		if unread[p.key] || unread[section] {
+		if isOrIsIn(unread, p.key) {
 			continue
 		}
 		p.source = l.sources[p.key]
 		l.problems = append(l.problems, p)
 	}
+}
+
+// isOrIsIn says whether the key or a section around it is among keys.
+func isOrIsIn(keys map[string]bool, path string) bool {
+	for !keys[path] {
+		end := strings.LastIndex(path, delimiter)
+		if end < 0 {
+			return false
+		}
+		path = path[:end]
+	}
+	return true
 }

@@ -9,7 +9,8 @@ import (
 )
 
 // Open returns the publisher of the Config's Kind: a *kafka.Publisher or an
-// *amqp.Publisher, which are forwarder.BatchPublishers. It validates the Config and does
+// *amqp.Publisher, which are forwarder.BatchPublishers; or, for several Brokers, a
+// *forwarder.Routes to them. It validates the Config and does
 // not connect yet: a broker that is away shows when the first batch is sent. A nil
 // logger logs nothing. Errors wrap ErrInvalidConfig. Close the publisher to free its
 // connections.
@@ -17,6 +18,13 @@ func Open(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, error)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if len(cfg.Brokers) > 0 {
+		return openSeveral(cfg, func(one Config) (message.Publisher, error) { return openOne(one, logger) })
+	}
+	return openOne(cfg, logger)
+}
+
+func openOne(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, error) {
 	if cfg.Kind == KindAMQP {
 		publisher, err := amqp.NewPublisher(cfg.AMQP.config(), logger)
 		if err != nil {

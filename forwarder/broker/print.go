@@ -15,3 +15,9 @@ func (a AMQP) Format(state fmt.State, verb rune) {
 	type section AMQP
 	_, _ = fmt.Fprintf(state, fmt.FormatString(state, verb), section(a))
 }
+
+// Format is as Config's.
+func (n Named) Format(state fmt.State, verb rune) {
+	type named Named
+	_, _ = fmt.Fprintf(state, fmt.FormatString(state, verb), named(n))
+}

@@ -93,10 +93,15 @@ func (y yamlFile) readSection(section key, source string, node *yaml.Node) {
 			continue
 		}
 		lines[path] = name.Line
-		switch k, ok := findKey(path); {
+		if section.kind == reflect.Map && brokerName.MatchString(name.Value) {
+			y.keys = y.keys.withBroker(path)
+		}
+		switch k, ok := y.keys.find(path); {
+		case !ok && section.kind == reflect.Map:
+			y.problemf(section.path, source, noBrokerName, shown(name.Value))
 		case !ok:
-			y.problemf(path, source, "unknown key, %s", didYouMean("", path, keyPaths(), delimiter))
-		case k.kind == reflect.Struct:
+			y.problemf(path, source, "unknown key, %s", didYouMean("", path, y.keys.paths(), delimiter))
+		case k.isSection():
 			y.readSection(k, source, value)
 		default:
 			y.readValue(k, source, value)

@@ -1,0 +1,259 @@
+package forwarder
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/cenkalti/backoff/v5"
+)
+
+// absence is a broker or a destination that is away. Its rows are not claimed: one of
+// them is tried from time to time, alone, until it gets through.
+type absence struct {
+	outage *outage
+
+	// broker is the one that is away, or that of the destination. Empty: there is but one.
+	broker string
+	// destinations are those whose rows wait. For a broker, they are added as they turn
+	// up.
+	destinations map[string]struct{}
+
+	// probe is the seq of the row to try: one at its unit's head, so that the order
+	// within the unit holds. Or it is noProbe.
+	probe int64
+	// until is when it is tried next.
+	until   time.Time
+	backOff backoff.BackOff
+}
+
+// noProbe says that no row is known whose failure is surely the broker's: when the time
+// has come, workers try others too.
+const noProbe = 0
+
+// absences are what is away at the moment. All workers share them.
+type absences struct {
+	config Config
+	marks  *marks
+	logger watermill.LoggerAdapter
+	// changed wakes the prober.
+	changed chan struct{}
+
+	mu           sync.Mutex
+	brokers      map[string]*absence
+	destinations map[string]*absence
+	// reopened are brokers that workers are trying, and of which nothing is known yet.
+	reopened map[string]*absence
+}
+
+func newAbsences(cfg Config, marks *marks, logger watermill.LoggerAdapter) *absences {
+	return &absences{
+		config:       cfg,
+		marks:        marks,
+		logger:       logger,
+		changed:      make(chan struct{}, 1),
+		brokers:      map[string]*absence{},
+		destinations: map[string]*absence{},
+		reopened:     map[string]*absence{},
+	}
+}
+
+// destinationGone makes a destination wait. Many messages of one batch count once.
+func (a *absences) destinationGone(broker string, r row, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	destination := r.outgoing.Destination
+	known := a.destinations[destination]
+	if known == nil {
+		known = a.newAbsence("Destination", broker, watermill.LogFields{"destination": destination})
+		known.destinations[destination] = struct{}{}
+		a.destinations[destination] = known
+		a.update(false)
+	}
+	a.postpone(known, r.seq, "Destination is unavailable, its messages wait", err)
+}
+
+// brokerGone makes everything that goes to a broker wait.
+func (a *absences) brokerGone(broker string, destinations []string, probe int64, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known := a.brokers[broker]
+	if known == nil {
+		if known = a.reopened[broker]; known == nil {
+			known = a.newAbsence("Broker", broker, watermill.LogFields{"broker": broker})
+		}
+		delete(a.reopened, broker)
+		a.brokers[broker] = known
+		a.update(false)
+	}
+	a.add(known, destinations)
+	a.postpone(known, probe, "Broker is unavailable, its messages stay in the outbox", err)
+}
+
+// hold makes further destinations of a broker that is away wait with it.
+func (a *absences) hold(broker string, destinations []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.brokers[broker]; known != nil {
+		a.add(known, destinations)
+	}
+}
+
+func (a *absences) add(known *absence, destinations []string) {
+	before := len(known.destinations)
+	for _, destination := range destinations {
+		known.destinations[destination] = struct{}{}
+	}
+	if len(known.destinations) > before {
+		a.update(false)
+	}
+}
+
+func (a *absences) newAbsence(what, broker string, fields watermill.LogFields) *absence {
+	return &absence{
+		outage:       &outage{what: what, logger: a.logger.With(fields)},
+		broker:       broker,
+		destinations: map[string]struct{}{},
+		backOff:      a.config.newBackOff(),
+	}
+}
+
+// postpone sets the time of the next try, unless it was set already since the last.
+func (a *absences) postpone(known *absence, probe int64, message string, err error) {
+	now := time.Now()
+	if now.Before(known.until) {
+		return
+	}
+	wait := a.config.next(known.backOff)
+	known.probe, known.until = probe, now.Add(wait)
+	known.outage.note(message, err, wait, now)
+	a.wake()
+}
+
+// brokerBack ends the wait of a broker that took a message, or said something about one.
+func (a *absences) brokerBack(broker string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.brokers[broker]; known != nil {
+		delete(a.brokers, broker)
+		a.over(known)
+	}
+	if known := a.reopened[broker]; known != nil {
+		delete(a.reopened, broker)
+		known.outage.over()
+	}
+}
+
+// reopen has workers try a broker. If it fails them, it waits longer than before.
+func (a *absences) reopen(known *absence) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.brokers[known.broker] == known {
+		delete(a.brokers, known.broker)
+		a.reopened[known.broker] = known
+		a.update(true)
+	}
+}
+
+// destinationBack ends the wait of a destination that took a message.
+func (a *absences) destinationBack(destination string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.destinations[destination]; known != nil {
+		delete(a.destinations, destination)
+		a.over(known)
+	}
+}
+
+// tried says what became of a try that told nothing of the destination or its broker:
+// the row is gone, then others are to be claimed again; or somebody else has it locked.
+func (a *absences) tried(known *absence, gone bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.has(known) {
+		return
+	}
+	if gone {
+		maps.DeleteFunc(a.brokers, func(_ string, other *absence) bool { return other == known })
+		maps.DeleteFunc(a.destinations, func(_ string, other *absence) bool { return other == known })
+		a.over(known)
+		return
+	}
+	if now := time.Now(); !now.Before(known.until) {
+		known.until = now.Add(a.config.next(known.backOff))
+	}
+}
+
+func (a *absences) has(known *absence) bool {
+	for _, all := range []map[string]*absence{a.brokers, a.destinations} {
+		for _, other := range all {
+			if other == known {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (a *absences) over(known *absence) {
+	a.update(true)
+	known.outage.over()
+	a.wake()
+}
+
+// isAway says whether a broker is away.
+func (a *absences) isAway(broker string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.brokers[broker] != nil
+}
+
+// attempt is a row to try now.
+type attempt struct {
+	absence *absence
+	probe   int64
+}
+
+// due lists, by broker, what is to be tried now, and how long the prober may sleep
+// after that. While a broker is away its destinations need no try of their own.
+func (a *absences) due() (due map[string][]attempt, wait time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	due, wait = map[string][]attempt{}, a.config.RetryMax
+	all := slices.Collect(maps.Values(a.brokers))
+	for _, known := range a.destinations {
+		if a.brokers[known.broker] == nil {
+			all = append(all, known)
+		}
+	}
+	for _, known := range all {
+		if now.Before(known.until) {
+			wait = min(wait, known.until.Sub(now))
+		} else {
+			due[known.broker] = append(due[known.broker], attempt{known, known.probe})
+		}
+	}
+	return due, wait
+}
+
+// update tells the marks what claims are to leave out.
+func (a *absences) update(fewer bool) {
+	away := map[string]struct{}{}
+	for _, known := range a.brokers {
+		maps.Copy(away, known.destinations)
+	}
+	for _, known := range a.destinations {
+		maps.Copy(away, known.destinations)
+	}
+	a.marks.leaveOut(slices.Sorted(maps.Keys(away)), fewer)
+}
+
+func (a *absences) wake() {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+}

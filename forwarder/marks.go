@@ -1,0 +1,155 @@
+package forwarder
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// rescanInterval bounds how long a row waits that appears below the marks after all:
+	// one that an operator changed, or that a replica gave back when it died (Ordering
+	// None).
+	rescanInterval = 10 * time.Second
+	// rescanShare keeps what rescans cost below a twentieth of the time, however long one
+	// takes.
+	rescanShare = 20
+)
+
+// marks remember, for each lane, up to which seq there is nothing to claim: those rows
+// are settled, or their destinations are away. So a million rows that wait for a broker
+// are not read again at each claim, nor are rows marked as published, nor the index
+// entries of deleted ones while an old snapshot keeps them.
+//
+// Sequences and commits cross: a lower seq may become visible later. The marks pass no
+// seq before the horizon has, below which nothing can appear any more. That is what
+// keeps a unit's order: no row of it is claimed while an earlier one may still come.
+//
+// All workers share them. They are a memory of this process, the database knows nothing
+// of them.
+type marks struct {
+	mu sync.Mutex
+	// away are the destinations to leave out. It stands here because marks hold for what
+	// is left out only.
+	away []string
+	// generation changes when marks are lowered: what a claim learned before does not
+	// hold after.
+	generation int
+
+	lanes    []int64
+	rescanAt time.Time
+
+	horizon horizon
+	// epoch changes when the horizon is forgotten.
+	epoch int
+}
+
+// view is what a claim may go by.
+type view struct {
+	// from is the seq above which there may be something to claim.
+	from int64
+	// safe is the seq up to which the claim sees all that there will ever be.
+	safe       int64
+	away       []string
+	generation int
+	// newest asks for the newest seq in the table: claims alone do not tell it while all
+	// that is there is left out.
+	newest bool
+	began  time.Time
+}
+
+// finding is what a claim has seen, in one snapshot, in the lanes that it holds.
+type finding struct {
+	lanes []int64
+	// first is the lowest seq that was claimed, last the highest that was seen; 0: none.
+	first, last int64
+	// frozen are lanes in which rows are not due yet. What they hold back stays above the
+	// mark.
+	frozen []int64
+}
+
+// view says where a claim of these lanes, of so many, starts.
+func (m *marks) view(lanes []int64, total int) view {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if len(m.lanes) != total || now.After(m.rescanAt) {
+		m.lanes = make([]int64, total)
+		m.generation++
+		m.rescanAt = now.Add(rescanInterval)
+	}
+	v := view{
+		safe:       m.horizon.safe,
+		away:       m.away,
+		generation: m.generation,
+		newest:     len(m.away) > 0 && m.horizon.asks(now),
+		began:      now,
+	}
+	for i, lane := range lanes {
+		if mark := m.lanes[lane]; i == 0 || mark < v.from {
+			v.from = mark
+		}
+	}
+	return v
+}
+
+// learn moves the marks up to what a claim has found.
+func (m *marks) learn(v view, f finding) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v.generation != m.generation {
+		return
+	}
+	if v.from == 0 {
+		now := time.Now()
+		if at := now.Add(rescanShare * now.Sub(v.began)); at.After(m.rescanAt) {
+			m.rescanAt = at
+		}
+	}
+	m.horizon.newest = max(m.horizon.newest, f.last)
+	up := v.safe
+	if f.first > 0 {
+		up = min(up, f.first-1)
+	}
+	for _, lane := range f.lanes {
+		if !slices.Contains(f.frozen, lane) {
+			m.lanes[lane] = max(m.lanes[lane], up)
+		}
+	}
+}
+
+// leaveOut sets the destinations that claims leave out. Where one of them no longer is,
+// its rows below the marks count again.
+func (m *marks) leaveOut(away []string, fewer bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.away = away
+	if fewer {
+		m.lower()
+	}
+}
+
+// giveBack has the next claims read the rows from seq on again.
+func (m *marks) giveBack(seq int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.generation++
+	for lane, mark := range m.lanes {
+		m.lanes[lane] = min(mark, seq-1)
+	}
+}
+
+// forget has them read everything again: the database may be another one by now, with a
+// history of its own.
+func (m *marks) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lower()
+	m.horizon = horizon{}
+	m.epoch++
+}
+
+func (m *marks) lower() {
+	m.generation++
+	clear(m.lanes)
+}

@@ -1,0 +1,237 @@
+package forwarder
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox/internal/testdb"
+)
+
+// claimAndSettle is a turn of a worker.
+func claimAndSettle(t *testing.T, w *worker) []int64 {
+	t.Helper()
+	tx := begin(t, w)
+	rows, err := w.claimer.claim(t.Context(), tx, false)
+	require.NoError(t, err)
+	require.NoError(t, w.settler.settle(t.Context(), tx, seqs(rows)))
+	require.NoError(t, tx.Commit())
+	return seqs(rows)
+}
+
+// requireMark claims again and again, until the marks of all lanes have come so far.
+func requireMark(t *testing.T, w *worker, seq int64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		require.Empty(t, claimAndSettle(t, w))
+		return lowestMark(w) >= seq
+	}, 30*time.Second, time.Millisecond)
+	require.Equal(t, seq, lowestMark(w))
+}
+
+func lowestMark(w *worker) int64 {
+	m := w.claimer.marks
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	lanes := m.lanes
+	lowest := lanes[0]
+	for _, mark := range lanes {
+		lowest = min(lowest, mark)
+	}
+	return lowest
+}
+
+// neverRescan leaves rows that only a rescan would find unfound.
+func neverRescan(w *worker) {
+	w.claimer.marks.rescanAt = time.Now().Add(time.Hour)
+	w.claimer.marks.lanes = make([]int64, 64)
+	if w.config.Ordering == None {
+		w.claimer.marks.lanes = make([]int64, 1)
+	}
+}
+
+func orderings(t *testing.T, test func(t *testing.T, ordering Ordering)) {
+	t.Helper()
+	for _, ordering := range []Ordering{PerKey, None} {
+		t.Run(string(ordering), func(t *testing.T) {
+			t.Parallel()
+			test(t, ordering)
+		})
+	}
+}
+
+// Rows of destinations that are away are passed once, and found again when they are back.
+func TestMarksPassWhatIsAway(t *testing.T) {
+	t.Parallel()
+	orderings(t, func(t *testing.T, ordering Ordering) {
+		db := testdb.New(t)
+		insertRows(t, db, 500)
+		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
+		neverRescan(w)
+		w.claimer.marks.leaveOut([]string{"orders"}, false)
+		requireMark(t, w, 500)
+		insertOne(t, db, "elsewhere")
+		require.Equal(t, []int64{501}, claimAndSettle(t, w))
+		requireMark(t, w, 501)
+
+		w.claimer.marks.leaveOut(nil, true)
+		require.Len(t, claimAndSettle(t, w), 500)
+		requireMark(t, w, 501)
+	})
+}
+
+// So are rows that are marked as published.
+func TestMarksPassWhatIsPublished(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	insertRows(t, db, 500)
+	w := newTestWorker(t, db, Config{Workers: 1, Settlement: MarkPublished})
+	neverRescan(w)
+	require.Len(t, claimAndSettle(t, w), 500)
+	insertRows(t, db, 1)
+	require.Len(t, claimAndSettle(t, w), 1)
+	requireMark(t, w, 501)
+}
+
+// A transaction that drew a lower seq and commits later is not passed: its row comes, and
+// before any later one of its unit.
+func TestMarksWaitForTransactionsUnderWay(t *testing.T) {
+	t.Parallel()
+	orderings(t, func(t *testing.T, ordering Ordering) {
+		db := testdb.New(t)
+		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
+		neverRescan(w)
+		late, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		defer func() { _ = late.Rollback() }()
+		_, err = late.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)
+			VALUES ('late', 'orders', 'a', 'x')`)
+		require.NoError(t, err)
+		insertRows(t, db, 5)
+		require.Equal(t, []int64{2, 3, 4, 5, 6}, claimAndSettle(t, w))
+		for deadline := time.Now().Add(4 * horizonInterval); time.Now().Before(deadline); {
+			require.Empty(t, claimAndSettle(t, w))
+			insertRows(t, db, 1)
+			require.Len(t, claimAndSettle(t, w), 1)
+		}
+		require.Zero(t, lowestMark(w))
+
+		require.NoError(t, late.Commit())
+		_, err = db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)
+			VALUES ('later', 'orders', 'a', 'x')`)
+		require.NoError(t, err)
+		claimed := claimAndSettle(t, w)
+		require.Len(t, claimed, 2)
+		require.Equal(t, int64(1), claimed[0])
+	})
+}
+
+// Nothing is passed in lanes with rows that are not due: what is behind them in their
+// units could be overtaken when they are gone.
+func TestMarksStayWhereRowsAreNotDue(t *testing.T) {
+	t.Parallel()
+	orderings(t, func(t *testing.T, ordering Ordering) {
+		db := testdb.New(t)
+		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
+		neverRescan(w)
+		insertOne(t, db, "orders")
+		_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = now() + interval '1 hour'`)
+		require.NoError(t, err)
+		held := int64(0)
+		if ordering == PerKey { // the unit's successor, which nobody claims
+			insertOne(t, db, "orders")
+			held = 1
+		}
+		insertRows(t, db, 100)
+		require.Len(t, claimAndSettle(t, w), 100)
+		for deadline := time.Now().Add(4 * horizonInterval); time.Now().Before(deadline); {
+			require.Empty(t, claimAndSettle(t, w))
+			insertOne(t, db, "elsewhere")
+			require.Len(t, claimAndSettle(t, w), 1)
+		}
+		require.Zero(t, lowestMark(w))
+
+		_, err = db.ExecContext(t.Context(), `DELETE FROM `+db.Schema.Outbox()+` WHERE seq = 1`)
+		require.NoError(t, err)
+		require.Len(t, claimAndSettle(t, w), int(held))
+		insertOne(t, db, "elsewhere")
+		require.Len(t, claimAndSettle(t, w), 1)
+	})
+}
+
+// What a claim learned before the marks were lowered does not raise them after.
+func TestMarksIgnoreWhatIsOutOfDate(t *testing.T) {
+	t.Parallel()
+	m := &marks{rescanAt: time.Now().Add(time.Hour)}
+	from := func() int64 { return m.view([]int64{0}, 1).from }
+	from()
+	m.horizon.safe = 100
+	found := finding{lanes: []int64{0}}
+	m.learn(m.view([]int64{0}, 1), found)
+	require.Equal(t, int64(100), from())
+
+	old := m.view([]int64{0}, 1)
+	m.leaveOut(nil, true)
+	m.learn(old, found)
+	require.Zero(t, from())
+
+	m.learn(m.view([]int64{0}, 1), found)
+	require.Equal(t, int64(100), from())
+	old = m.view([]int64{0}, 1)
+	m.giveBack(50)
+	m.learn(old, found)
+	require.Equal(t, int64(49), from())
+
+	// The horizon of a claim is the one from before it began.
+	old = m.view([]int64{0}, 1)
+	m.horizon.safe = 200
+	m.learn(old, found)
+	require.Equal(t, int64(100), from())
+
+	old = m.view([]int64{0}, 1)
+	m.forget()
+	m.learn(old, found)
+	require.Zero(t, from())
+	m.learn(m.view([]int64{0}, 1), found)
+	require.Zero(t, from())
+}
+
+// The horizon passes a seq once those who were writing when it was seen have ended.
+func TestHorizon(t *testing.T) {
+	t.Parallel()
+	h := horizon{newest: 10}
+	h.saw(10, []string{"3/1", "4/1"})
+	require.Zero(t, h.safe)
+	h.saw(20, []string{"4/1", "5/1"})
+	require.Zero(t, h.safe, "4/1 may still bring a lower one")
+	h.saw(30, []string{"4/2", "5/1"})
+	require.Equal(t, int64(10), h.safe)
+	h.saw(40, nil)
+	require.Equal(t, int64(30), h.safe)
+	h.saw(40, nil)
+	require.Equal(t, int64(40), h.safe)
+}
+
+// A rescan finds what came to be below the marks: here by an operator's hand.
+func TestRescanFindsWhatIsBelowTheMarks(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	insertRows(t, db, 3)
+	w := newTestWorker(t, db, Config{Workers: 1, Settlement: MarkPublished})
+	neverRescan(w)
+	require.Len(t, claimAndSettle(t, w), 3)
+	requireMark(t, w, 3)
+	_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET published_at = NULL WHERE seq = 2`)
+	require.NoError(t, err)
+	require.Empty(t, claimAndSettle(t, w))
+	w.claimer.marks.rescanAt = time.Now()
+	require.Equal(t, []int64{2}, claimAndSettle(t, w))
+}
+
+func insertOne(t *testing.T, db *testdb.DB, destination string) {
+	t.Helper()
+	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)
+		VALUES ('one', $1, 'one', 'x')`, destination)
+	require.NoError(t, err)
+}
