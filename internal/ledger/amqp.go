@@ -41,6 +41,12 @@ func NewAMQP(t *testing.T) *AMQP {
 func (a *AMQP) NewDestination(t *testing.T) string {
 	t.Helper()
 	name := testamqp.Name(t)
+	a.declare(t, name)
+	return name
+}
+
+func (a *AMQP) declare(t *testing.T, name string) {
+	t.Helper()
 	channel, err := a.connection.Channel()
 	require.NoError(t, err)
 	require.NoError(t, channel.ExchangeDeclare(name, amqp091.ExchangeFanout, true, false, false, false, nil))
@@ -49,7 +55,6 @@ func (a *AMQP) NewDestination(t *testing.T) string {
 	require.NoError(t, channel.QueueBind(name+recordSuffix, "", name, false, nil))
 	testamqp.DeleteQueueAfter(t, groupQueue(groupOf(name))(name))
 	require.NoError(t, channel.Close())
-	return name
 }
 
 // Address implements Broker.

@@ -30,6 +30,8 @@ type Broker interface {
 type Delivery struct {
 	// Destination is the one that it was read from; the ledger fills it in.
 	Destination string
+	// Broker is which of several it came through. Two have no common order.
+	Broker string
 	// Queue is what has an order: a partition, a queue.
 	Queue        string
 	ID           string

@@ -76,6 +76,18 @@ func TestMarkPublished(t *testing.T) {
 	})
 }
 
+// A destination moves from Kafka to RabbitMQ in a rolling restart, and the replicas that
+// are replaced die hard. For a while one publishes to each: nothing is lost, no effect
+// happens twice, and each broker gets its part of a unit in order.
+func TestSwapLive(t *testing.T) {
+	t.Parallel()
+	const replicas = 2
+	swap := ledger.NewSwap(t, replicas)
+	run(t, swap, ledger.Config{Replicas: replicas, Kills: 4, SelfKills: 1})
+	require.Positive(t, swap.FromKafka)
+	require.Positive(t, swap.FromAMQP)
+}
+
 // A run that is given up says why, and leaves no process: those would hold the test's
 // tables, and no goroutine, which TestMain would find.
 func TestRunEndsWithItsContext(t *testing.T) {

@@ -37,7 +37,6 @@ func newReplicas(cfg Config, fail func(error)) *replicas {
 		child: childConfig{
 			DSN:       cfg.DSN,
 			Schema:    cfg.Schema,
-			Broker:    cfg.Broker.Address(),
 			Forwarder: cfg.Forwarder,
 		},
 		fail:   fail,
@@ -63,6 +62,7 @@ func (rs *replicas) startOne(ctx context.Context, mortal bool) error {
 		return nil // nobody would stop it
 	}
 	child := rs.child
+	child.Broker = rs.config.Broker.Address() // it may be another one by now
 	if mortal {
 		child.DieAfterBatches = 1 + rs.rand.Int64N(5)
 	}

@@ -83,22 +83,23 @@ func (f facts) altered() (altered []string) {
 	return altered
 }
 
-// outOfOrder looks at the first delivery of each event: within a unit, none may come
-// after a later one, and all must come through one queue, since two have no common
-// order. With nothing lost and no phantom the sequence is then exactly 1, 2, 3
+// outOfOrder looks at the first delivery of each event through each broker: within a
+// unit, none may come after a later one, and all must come through one queue, since two
+// have no common order. With one broker, nothing lost and no phantom the sequence is then exactly 1, 2, 3
 // and so on.
 func (f facts) outOfOrder() (violations []string) {
-	type unit struct{ destination, key string }
+	type unit struct{ broker, destination, key string }
+	type arrival struct{ broker, id string }
 	last := map[unit]event{}
 	queue := map[unit]string{}
-	seen := map[string]bool{}
+	seen := map[arrival]bool{}
 	for _, d := range f.deliveries {
 		e, known := f.written[d.ID]
-		if !known || e.partitionKey == "" || seen[d.ID] {
+		if !known || e.partitionKey == "" || seen[arrival{d.Broker, d.ID}] {
 			continue
 		}
-		seen[d.ID] = true
-		u := unit{e.destination, e.partitionKey}
+		seen[arrival{d.Broker, d.ID}] = true
+		u := unit{d.Broker, e.destination, e.partitionKey}
 		if before, ok := queue[u]; ok && before != d.Queue {
 			violations = append(violations, fmt.Sprintf("%s came through %s, earlier ones through %s", f.name(d.ID), d.Queue, before))
 		}
