@@ -54,7 +54,7 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 	v := w.judge(rows, w.publish(batchCtx, rows))
 	if w.config.Ordering == None && len(v.confirmed) < len(rows) {
 		// Other claims have passed these rows while they were locked.
-		defer w.claimer.marks.giveBack(rows[0].seq)
+		defer w.claimer.marks.giveBack(onlyLane, rows[0].seq)
 	}
 	if err := w.settler.settle(batchCtx, tx, v.confirmed); err != nil {
 		return v.outcome, err
@@ -93,6 +93,12 @@ func boundsQuery(cfg Config, serverVersion int) string {
 		// What a session's other settings would make of payloads.
 		"SET LOCAL bytea_output = hex",
 		"SET LOCAL client_encoding = UTF8",
+		// An outbox is empty most of the time, and so are its statistics. With a backlog the
+		// planner would go by them, and read and sort all of the table at each claim.
+		"SET LOCAL enable_seqscan = off",
+		"SET LOCAL enable_bitmapscan = off",
+		"SET LOCAL enable_sort = off",
+		"SET LOCAL jit = off",
 	}
 	if serverVersion >= transactionTimeoutSince {
 		whole := publish + 4*cfg.DatabaseTimeout

@@ -80,6 +80,9 @@ func perKeyFilter(s schema.Postgres) string {
 		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())`
 }
 
+// onlyLane is the lane that everything is in where there is no order.
+const onlyLane = 0
+
 // noneFilter takes everything for one lane.
 const noneFilter = `(unit_hash & ($6::integer - 1)) = ANY ($7::integer[])
 		AND ` + due
@@ -145,7 +148,7 @@ func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
 // lock_timeout, so that nothing overtakes it. With passing, it is not waited for: its
 // unit is left out.
 func (c claimer) claim(ctx context.Context, tx *sql.Tx, passing bool) ([]row, error) {
-	lanes, total := []int64{0}, 1
+	lanes, total := []int64{onlyLane}, 1
 	if c.ordering == PerKey {
 		var err error
 		lanes, total, err = c.claimLanes(ctx, tx)

@@ -116,8 +116,9 @@ func (f *Forwarder) run(ctx context.Context) error {
 		w := newWorker()
 		workers.Go(func() { w.run(ctx) })
 	}
-	prober := newProber(newWorker())
+	prober, patrol := newProber(newWorker()), newPatrol(newWorker())
 	workers.Go(func() { prober.run(ctx) })
+	workers.Go(func() { patrol.run(ctx) })
 	close(f.running)
 	f.logger.Info("Forwarder is running", watermill.LogFields{
 		"outbox":   f.config.Schema.Outbox(),

@@ -125,17 +125,43 @@ func TestTurnLeavesNothingOnTheContext(t *testing.T) {
 	require.Zero(t, ctx.active)
 }
 
-// Held rows are looked up by their index, whatever the size of the table.
-func TestHeldRowsAreFoundByTheirIndex(t *testing.T) {
+// Held rows are looked up by their index, whatever the size of the table, and the head of
+// the table by the primary key, whatever the statistics say: those of an outbox are from
+// when it was empty.
+func TestClaimUsesTheIndexes(t *testing.T) {
 	t.Parallel()
-	db := testdb.New(t)
-	insertRows(t, db, 20_000)
-	_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = now() + interval '1 hour' WHERE seq <= 500`)
-	require.NoError(t, err)
-	_, err = db.ExecContext(t.Context(), `ANALYZE `+db.Schema.Outbox())
-	require.NoError(t, err)
-	w := newTestWorker(t, db, Config{})
-	rows, err := db.QueryContext(t.Context(), `EXPLAIN `+w.claimer.rowsQuery, 500, 1<<20, "{}", 0, false, 64, "{1,2,3}")
+	for name, analyzed := range map[string]bool{"statistics of an empty table": false, "statistics": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			analyze := func() {
+				_, err := db.ExecContext(t.Context(), `VACUUM ANALYZE `+db.Schema.Outbox())
+				require.NoError(t, err)
+			}
+			analyze()
+			insertRows(t, db, 50_000)
+			_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = now() + interval '1 hour' WHERE seq <= 500`)
+			require.NoError(t, err)
+			if analyzed {
+				analyze()
+			}
+			for _, ordering := range []Ordering{PerKey, None} {
+				w := newTestWorker(t, db, Config{Ordering: ordering})
+				plan := explain(t, begin(t, w), w.claimer.rowsQuery, 500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}")
+				require.Contains(t, plan, "Index Scan using outbox_pkey")
+				require.NotContains(t, plan, "Seq Scan on outbox")
+				if ordering == PerKey {
+					require.Contains(t, plan, "hashed SubPlan")
+					require.Contains(t, plan, "Index Cond: (next_attempt_at > statement_timestamp())")
+				}
+			}
+		})
+	}
+}
+
+func explain(t *testing.T, tx *sql.Tx, query string, args ...any) string {
+	t.Helper()
+	rows, err := tx.QueryContext(t.Context(), `EXPLAIN `+query, args...)
 	require.NoError(t, err)
 	defer rows.Close()
 	var plan []string
@@ -145,6 +171,5 @@ func TestHeldRowsAreFoundByTheirIndex(t *testing.T) {
 		plan = append(plan, line)
 	}
 	require.NoError(t, rows.Err())
-	require.Contains(t, strings.Join(plan, "\n"), "hashed SubPlan")
-	require.Contains(t, strings.Join(plan, "\n"), "Index Cond: (next_attempt_at > statement_timestamp())")
+	return strings.Join(plan, "\n")
 }

@@ -6,16 +6,6 @@ import (
 	"time"
 )
 
-const (
-	// rescanInterval bounds how long a row waits that appears below the marks after all:
-	// one that an operator changed, or that a replica gave back when it died (Ordering
-	// None).
-	rescanInterval = 10 * time.Second
-	// rescanShare keeps what rescans cost below a twentieth of the time, however long one
-	// takes.
-	rescanShare = 20
-)
-
 // marks remember, for each lane, up to which seq there is nothing to claim: those rows
 // are settled, or their destinations are away. So a million rows that wait for a broker
 // are not read again at each claim, nor are rows marked as published, nor the index
@@ -36,8 +26,7 @@ type marks struct {
 	// hold after.
 	generation int
 
-	lanes    []int64
-	rescanAt time.Time
+	lanes []int64
 
 	horizon horizon
 	// epoch changes when the horizon is forgotten.
@@ -55,7 +44,6 @@ type view struct {
 	// newest asks for the newest seq in the table: claims alone do not tell it while all
 	// that is there is left out.
 	newest bool
-	began  time.Time
 }
 
 // finding is what a claim has seen, in one snapshot, in the lanes that it holds.
@@ -72,18 +60,15 @@ type finding struct {
 func (m *marks) view(lanes []int64, total int) view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
-	if len(m.lanes) != total || now.After(m.rescanAt) {
+	if len(m.lanes) != total {
 		m.lanes = make([]int64, total)
 		m.generation++
-		m.rescanAt = now.Add(rescanInterval)
 	}
 	v := view{
 		safe:       m.horizon.safe,
 		away:       m.away,
 		generation: m.generation,
-		newest:     len(m.away) > 0 && m.horizon.asks(now),
-		began:      now,
+		newest:     len(m.away) > 0 && m.horizon.asks(time.Now()),
 	}
 	for i, lane := range lanes {
 		if mark := m.lanes[lane]; i == 0 || mark < v.from {
@@ -99,12 +84,6 @@ func (m *marks) learn(v view, f finding) {
 	defer m.mu.Unlock()
 	if v.generation != m.generation {
 		return
-	}
-	if v.from == 0 {
-		now := time.Now()
-		if at := now.Add(rescanShare * now.Sub(v.began)); at.After(m.rescanAt) {
-			m.rescanAt = at
-		}
 	}
 	m.horizon.newest = max(m.horizon.newest, f.last)
 	up := v.safe
@@ -129,13 +108,13 @@ func (m *marks) leaveOut(away []string, fewer bool) {
 	}
 }
 
-// giveBack has the next claims read the rows from seq on again.
-func (m *marks) giveBack(seq int64) {
+// giveBack has the next claims of a lane read its rows from seq on again.
+func (m *marks) giveBack(lane, seq int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.generation++
-	for lane, mark := range m.lanes {
-		m.lanes[lane] = min(mark, seq-1)
+	if lane < int64(len(m.lanes)) && m.lanes[lane] >= seq {
+		m.generation++
+		m.lanes[lane] = seq - 1
 	}
 }
 

@@ -42,15 +42,6 @@ func lowestMark(w *worker) int64 {
 	return lowest
 }
 
-// neverRescan leaves rows that only a rescan would find unfound.
-func neverRescan(w *worker) {
-	w.claimer.marks.rescanAt = time.Now().Add(time.Hour)
-	w.claimer.marks.lanes = make([]int64, 64)
-	if w.config.Ordering == None {
-		w.claimer.marks.lanes = make([]int64, 1)
-	}
-}
-
 func orderings(t *testing.T, test func(t *testing.T, ordering Ordering)) {
 	t.Helper()
 	for _, ordering := range []Ordering{PerKey, None} {
@@ -68,7 +59,6 @@ func TestMarksPassWhatIsAway(t *testing.T) {
 		db := testdb.New(t)
 		insertRows(t, db, 500)
 		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
-		neverRescan(w)
 		w.claimer.marks.leaveOut([]string{"orders"}, false)
 		requireMark(t, w, 500)
 		insertOne(t, db, "elsewhere")
@@ -87,7 +77,6 @@ func TestMarksPassWhatIsPublished(t *testing.T) {
 	db := testdb.New(t)
 	insertRows(t, db, 500)
 	w := newTestWorker(t, db, Config{Workers: 1, Settlement: MarkPublished})
-	neverRescan(w)
 	require.Len(t, claimAndSettle(t, w), 500)
 	insertRows(t, db, 1)
 	require.Len(t, claimAndSettle(t, w), 1)
@@ -101,7 +90,6 @@ func TestMarksWaitForTransactionsUnderWay(t *testing.T) {
 	orderings(t, func(t *testing.T, ordering Ordering) {
 		db := testdb.New(t)
 		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
-		neverRescan(w)
 		late, err := db.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
 		defer func() { _ = late.Rollback() }()
@@ -134,7 +122,6 @@ func TestMarksStayWhereRowsAreNotDue(t *testing.T) {
 	orderings(t, func(t *testing.T, ordering Ordering) {
 		db := testdb.New(t)
 		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
-		neverRescan(w)
 		insertOne(t, db, "orders")
 		_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = now() + interval '1 hour'`)
 		require.NoError(t, err)
@@ -163,7 +150,7 @@ func TestMarksStayWhereRowsAreNotDue(t *testing.T) {
 // What a claim learned before the marks were lowered does not raise them after.
 func TestMarksIgnoreWhatIsOutOfDate(t *testing.T) {
 	t.Parallel()
-	m := &marks{rescanAt: time.Now().Add(time.Hour)}
+	m := &marks{}
 	from := func() int64 { return m.view([]int64{0}, 1).from }
 	from()
 	m.horizon.safe = 100
@@ -179,7 +166,7 @@ func TestMarksIgnoreWhatIsOutOfDate(t *testing.T) {
 	m.learn(m.view([]int64{0}, 1), found)
 	require.Equal(t, int64(100), from())
 	old = m.view([]int64{0}, 1)
-	m.giveBack(50)
+	m.giveBack(0, 50)
 	m.learn(old, found)
 	require.Equal(t, int64(49), from())
 
@@ -213,20 +200,31 @@ func TestHorizon(t *testing.T) {
 	require.Equal(t, int64(40), h.safe)
 }
 
-// A rescan finds what came to be below the marks: here by an operator's hand.
-func TestRescanFindsWhatIsBelowTheMarks(t *testing.T) {
+// A patrol finds what came to be below the marks, here by an operator's hand, and has
+// nothing else read again.
+func TestPatrolFindsWhatIsBelowTheMarks(t *testing.T) {
 	t.Parallel()
-	db := testdb.New(t)
-	insertRows(t, db, 3)
-	w := newTestWorker(t, db, Config{Workers: 1, Settlement: MarkPublished})
-	neverRescan(w)
-	require.Len(t, claimAndSettle(t, w), 3)
-	requireMark(t, w, 3)
-	_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET published_at = NULL WHERE seq = 2`)
-	require.NoError(t, err)
-	require.Empty(t, claimAndSettle(t, w))
-	w.claimer.marks.rescanAt = time.Now()
-	require.Equal(t, []int64{2}, claimAndSettle(t, w))
+	orderings(t, func(t *testing.T, ordering Ordering) {
+		db := testdb.New(t)
+		insertRows(t, db, 3)
+		w := newTestWorker(t, db, Config{Workers: 1, Settlement: MarkPublished, Ordering: ordering})
+		require.Len(t, claimAndSettle(t, w), 3)
+		requireMark(t, w, 3)
+		patrol := newPatrol(w)
+		require.NoError(t, patrol.look(t.Context()))
+		require.Equal(t, int64(3), lowestMark(w))
+
+		_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET published_at = NULL WHERE seq = 2`)
+		require.NoError(t, err)
+		require.Empty(t, claimAndSettle(t, w))
+		require.NoError(t, patrol.look(t.Context()))
+		require.Equal(t, int64(1), lowestMark(w))
+		if ordering == PerKey {
+			highest, _, _ := w.claimer.marks.highest()
+			require.Equal(t, int64(3), highest, "the other lanes stay where they are")
+		}
+		require.Equal(t, []int64{2}, claimAndSettle(t, w))
+	})
 }
 
 func insertOne(t *testing.T, db *testdb.DB, destination string) {

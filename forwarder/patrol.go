@@ -1,0 +1,101 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+const (
+	// patrolInterval bounds how long a row waits that is below the marks after all: one
+	// that an operator changed, or that a replica gave back when it died (Ordering None).
+	patrolInterval = 10 * time.Second
+	// patrolShare keeps what patrols cost below a twentieth of the time, however long one
+	// takes.
+	patrolShare = 20
+)
+
+// patrol looks for rows below the marks from time to time, beside the workers.
+type patrol struct {
+	*worker
+
+	query string
+}
+
+func newPatrol(w *worker) *patrol { return &patrol{worker: w, query: patrolQuery(w.config.Schema)} }
+
+// patrolQuery finds the lowest row of each lane: $1 is the highest mark, $2 what is left
+// out, $3 how many lanes there are.
+func patrolQuery(s schema.Postgres) string {
+	return `SELECT unit_hash & ($3::integer - 1), min(seq) FROM ` + s.Outbox() + `
+		WHERE published_at IS NULL AND seq <= $1::bigint AND destination <> ALL ($2::text[])
+		GROUP BY 1`
+}
+
+func (p *patrol) run(ctx context.Context) {
+	for wait := patrolInterval; ctx.Err() == nil; {
+		sleep(ctx, wait, nil)
+		began := time.Now()
+		if err := p.look(ctx); err != nil && ctx.Err() == nil {
+			p.database.note(databaseTrouble(err), err, wait, began)
+		}
+		wait = max(patrolInterval, patrolShare*time.Since(began))
+	}
+}
+
+// look lowers the marks of lanes with rows that they have passed.
+func (p *patrol) look(ctx context.Context) error {
+	marks := p.claimer.marks
+	highest, total, away := marks.highest()
+	if highest == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
+	defer cancel()
+	tx, err := p.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // nothing was written
+	passed, err := p.passed(ctx, tx, highest, total, away)
+	if err != nil {
+		return fmt.Errorf("look below the marks: %w", err)
+	}
+	for lane, seq := range passed {
+		marks.giveBack(lane, seq)
+	}
+	return nil
+}
+
+func (p *patrol) passed(ctx context.Context, tx *sql.Tx, highest int64, total int, away []string) (map[int64]int64, error) {
+	rows, err := tx.QueryContext(ctx, p.query, highest, append(pq.StringArray{}, away...), total)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // look wraps it
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
+	passed := map[int64]int64{}
+	for rows.Next() {
+		var lane, seq int64
+		if err := rows.Scan(&lane, &seq); err != nil {
+			return nil, err //nolint:wrapcheck // look wraps it
+		}
+		passed[lane] = seq
+	}
+	return passed, rows.Err() //nolint:wrapcheck // look wraps it
+}
+
+// highest is the highest mark, and what else a patrol asks with.
+func (m *marks) highest() (mark int64, total int, away []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.lanes) == 0 {
+		return 0, 0, nil
+	}
+	return slices.Max(m.lanes), len(m.lanes), m.away
+}
