@@ -23,7 +23,7 @@ import (
 var (
 	waiting = flag.Int("waiting", 1_000_000, "rows that wait for the broker that is down")
 	flowing = flag.Int("flowing", 200_000, "rows that are forwarded to the other one in each round")
-	rounds  = flag.Int("rounds", 7, "rounds, each with both sides")
+	rounds  = flag.Int("rounds", 15, "rounds, each with both sides")
 )
 
 // BenchmarkBrokerAway compares the rate at which rows flow to one broker while a million
@@ -45,6 +45,7 @@ func BenchmarkBrokerAway(b *testing.B) {
 			ratesWith, ratesWithout = append(ratesWith, with.rate), append(ratesWithout, without.rate)
 			ratios = append(ratios, with.rate/without.rate)
 		}
+		b.Logf("ratios: %.2f", ratios)
 		b.ReportMetric(median(ratesWith), "waiting_rows/s")
 		b.ReportMetric(median(ratesWithout), "alone_rows/s")
 		b.ReportMetric(median(ratios), "ratio")
