@@ -14,7 +14,7 @@ import (
 
 // PartitionKeyMetadata is the metadata key from which a message's partition key is
 // taken where PublisherConfig.PartitionKey is not set.
-const PartitionKeyMetadata = "_watermill_outbox_partition_key"
+const PartitionKeyMetadata = schema.PartitionKeyMetadata
 
 // PublisherConfig configures a Publisher. The zero value works.
 type PublisherConfig struct {
