@@ -222,8 +222,8 @@ func isNil(tx Tx) bool {
 	return value.Kind() == reflect.Pointer && value.IsNil()
 }
 
-// sameTx is a == b, but for wrappers of a type that cannot be compared: those count
-// as different, which costs a statement and nothing else.
+// sameTx is a == b, but for wrappers that cannot be compared: those count as different,
+// which costs a statement and nothing else.
 func sameTx(a, b Tx) bool {
-	return reflect.TypeOf(a).Comparable() && reflect.TypeOf(b).Comparable() && a == b
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

@@ -311,6 +311,20 @@ func TestInTxAndPublishUseTheCallersTransaction(t *testing.T) {
 	}
 }
 
+// A wrapper's type may be comparable and what it holds not: == would panic.
+func TestPublishInTransactionsThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "postgres")
+	tx := b.begin(t)
+	first, second := newMessage("1", "x"), newMessage("2", "x")
+	for _, msg := range []*message.Message{first, second} {
+		msg.SetContext(outbox.ContextWithTx(t.Context(), wrapper{Tx: tx, inner: []int{1}}))
+	}
+	require.NoError(t, b.publisher.Publish("orders", first, second))
+	require.NoError(t, tx.Commit())
+	require.Len(t, b.stored(t), 2)
+}
+
 func TestPublishWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "postgres")

@@ -6,8 +6,8 @@ import (
 )
 
 // Tx is the caller's transaction. *sql.Tx satisfies it; *sql.DB does not, so that
-// publishing outside a transaction does not compile. This module calls only
-// ExecContext on it: the caller commits or rolls back.
+// publishing outside a transaction does not compile; package pgxtx makes one of a
+// pgx.Tx. This module calls only ExecContext on it: the caller commits or rolls back.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	Commit() error
@@ -23,9 +23,9 @@ func ContextWithTx(ctx context.Context, tx Tx) context.Context {
 }
 
 // TxFromContext returns the transaction that ContextWithTx put into ctx, as T:
-// usually *sql.Tx. Where the transaction is a wrapper with a method Unwrap() any,
-// what it wraps is tried as well. The result is false where there is no
-// transaction, or none of that type.
+// *sql.Tx, or pgx.Tx with package pgxtx. Where the transaction is a wrapper with a
+// method Unwrap() any, what it wraps is tried as well. The result is false where there
+// is no transaction, or none of that type.
 func TxFromContext[T any](ctx context.Context) (T, bool) {
 	value := ctx.Value(txContextKey{})
 	for value != nil {

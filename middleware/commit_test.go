@@ -11,7 +11,6 @@ import (
 	"github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 
-	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/middleware"
 )
 
@@ -23,7 +22,7 @@ func TestInbox_FailedCommitLeavesNothing(t *testing.T) {
 		require.Error(t, err)
 		require.False(t, middleware.IsPermanent(err))
 		require.Equal(t, counts{}, b.counts(t))
-		requireIdle(t, b.pool)
+		b.requireIdle(t)
 	})
 }
 
@@ -33,8 +32,7 @@ func TestInbox_HandlerThatHidesADatabaseErrorLeavesNothing(t *testing.T) {
 	t.Parallel()
 	forEachDriver(t, func(t *testing.T, b *testBundle) {
 		_, err := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
-			tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-			_, _ = tx.ExecContext(msg.Context(), `SELECT 1/0`)
+			_ = b.pool.exec(msg.Context(), `SELECT 1/0`)
 			return nil, nil
 		}))(newMessage("1"))
 		require.Error(t, err)
@@ -56,7 +54,7 @@ func TestInbox_UnknownCommitOutcomeIsSafe(t *testing.T) {
 	require.ErrorIs(t, err, errAnswerLost)
 	require.False(t, middleware.IsPermanent(err))
 
-	b.config.DB = b.pool
+	b.pool.configure(&b.config)
 	_, err = b.wrap(t, b.debit)(newMessage("1"))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, b.runs.Load())
@@ -84,3 +82,26 @@ func (c deafConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx
 type deafTx struct{ driver.Tx }
 
 func (t deafTx) Commit() error { return errors.Join(t.Tx.Commit(), errAnswerLost) }
+
+// A connection that is lost under the handler takes everything with it.
+func TestInbox_LostConnectionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		_, err := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
+			var pid int
+			if err := b.pool.scan(msg.Context(), `SELECT pg_backend_pid()`, &pid); err != nil {
+				return nil, err
+			}
+			_, err := b.db.ExecContext(msg.Context(), `SELECT pg_terminate_backend($1, 10000)`, pid)
+			return nil, err
+		}))(newMessage("1"))
+		require.Error(t, err)
+		require.False(t, middleware.IsPermanent(err))
+		require.Equal(t, counts{}, b.counts(t))
+		b.requireIdle(t)
+
+		_, err = b.wrap(t, b.debit)(newMessage("1"))
+		require.NoError(t, err)
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+	})
+}

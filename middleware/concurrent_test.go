@@ -2,15 +2,12 @@ package middleware_test
 
 import (
 	"context"
-	"database/sql"
-	"net/url"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
-	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/inbox"
 	"github.com/watermill-outbox/outbox/internal/testdb"
 	"github.com/watermill-outbox/outbox/middleware"
@@ -93,7 +90,7 @@ func TestInbox_ManyDeliveriesAtOnceHaveOneEffect(t *testing.T) {
 func TestInbox_WaitIsBounded(t *testing.T) {
 	t.Parallel()
 	forEachDriver(t, func(t *testing.T, b *testBundle) {
-		holder, err := b.pool.BeginTx(t.Context(), nil)
+		holder, err := b.db.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, holder.Rollback()) }()
 		fresh, err := b.config.Store.Record(t.Context(), holder, inbox.Key{Consumer: "payments", EventID: "1"})
@@ -113,14 +110,12 @@ func TestInbox_WaitIsBounded(t *testing.T) {
 func TestInbox_WaitTimeoutDoesNotReachTheHandler(t *testing.T) {
 	t.Parallel()
 	forEachDriver(t, func(t *testing.T, b *testBundle) {
-		b.pool.SetMaxOpenConns(1)
+		b.open(t, b.db.DSN, 1)
 		for _, session := range []string{"0", "1234ms"} {
-			_, err := b.pool.ExecContext(t.Context(), `SET lock_timeout = '`+session+`'`)
-			require.NoError(t, err)
+			require.NoError(t, b.pool.direct(t.Context(), `SET lock_timeout = '`+session+`'`))
 			var got string
-			_, err = b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
-				tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-				return nil, tx.QueryRowContext(msg.Context(), `SHOW lock_timeout`).Scan(&got)
+			_, err := b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
+				return nil, b.pool.scan(msg.Context(), `SHOW lock_timeout`, &got)
 			})(newMessage(session))
 			require.NoError(t, err)
 			require.Equal(t, session, got)
@@ -136,11 +131,10 @@ func TestInbox_IsReadCommittedUnderAnyDefault(t *testing.T) {
 		t.Run(isolation, func(t *testing.T) {
 			t.Parallel()
 			forEachDriver(t, func(t *testing.T, b *testBundle) {
-				b.config.DB = testdb.Open(t, b.driver, b.db.DSN+"&default_transaction_isolation="+url.PathEscape(isolation))
+				b.open(t, testdb.WithSetting(t, b.db.DSN, "default_transaction_isolation", isolation), maxConns)
 				var got string
 				first, second := b.twoDeliveries(t, func(msg *message.Message) ([]*message.Message, error) {
-					tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-					return nil, tx.QueryRowContext(msg.Context(), `SHOW transaction_isolation`).Scan(&got)
+					return nil, b.pool.scan(msg.Context(), `SHOW transaction_isolation`, &got)
 				})
 				require.NoError(t, first)
 				require.NoError(t, second)

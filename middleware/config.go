@@ -19,12 +19,15 @@ const (
 	maxWaitTimeout = math.MaxInt32 * time.Millisecond
 )
 
-// InboxConfig configures an Inbox. Only DB is required.
+// InboxConfig configures an Inbox. DB or Beginner is required, and nothing else.
 type InboxConfig struct {
 	// DB is the database of the inbox and of the handler's effects. A message that is
 	// being handled holds one connection, so the pool must allow as many as there are
 	// messages in flight, and more if handlers also use it outside the transaction.
 	DB *sql.DB
+	// Beginner stands in for DB where transactions are not those of database/sql:
+	// pgxtx.NewBeginner(pool) for native pgx. Set one of the two.
+	Beginner Beginner
 	// Store keeps the keys. Default: a Store of the zero inbox.Config.
 	Store *inbox.Store
 	// Consumer is the scope within which an event is handled once. Default: the name of
@@ -50,6 +53,31 @@ type InboxConfig struct {
 	OnDuplicate func(ctx context.Context, key inbox.Key)
 }
 
+// Beginner begins the transactions of an Inbox. The transaction must be READ COMMITTED,
+// and it must live under ctx as one of database/sql does: when ctx ends before the
+// commit, it is rolled back at once, and Commit fails. Commit and Rollback return
+// sql.ErrTxDone where the transaction has ended already. A Beginner must be safe for
+// concurrent use; two that are equal (==) stand for the same database.
+type Beginner interface {
+	Begin(ctx context.Context) (outbox.Tx, error)
+}
+
+// beginner is the one of the two that is set.
+func (c InboxConfig) beginner() Beginner {
+	if c.DB == nil {
+		return c.Beginner
+	}
+	return sqlBeginner{db: c.DB}
+}
+
+type sqlBeginner struct{ db *sql.DB }
+
+// Begin says READ COMMITTED: above it, a concurrent duplicate would be a serialization
+// failure.
+func (b sqlBeginner) Begin(ctx context.Context) (outbox.Tx, error) {
+	return b.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+}
+
 func (c *InboxConfig) setDefaults() error {
 	if c.Store == nil {
 		store, err := inbox.NewStore(inbox.Config{})
@@ -71,8 +99,10 @@ func (c *InboxConfig) setDefaults() error {
 // ErrInvalidConfig.
 func (c InboxConfig) Validate() error {
 	switch {
-	case c.DB == nil:
-		return fmt.Errorf("%w: DB is nil", ErrInvalidConfig)
+	case c.DB == nil && c.Beginner == nil:
+		return fmt.Errorf("%w: neither DB nor Beginner is set", ErrInvalidConfig)
+	case c.DB != nil && c.Beginner != nil:
+		return fmt.Errorf("%w: both DB and Beginner are set", ErrInvalidConfig)
 	case c.WaitTimeout < 0 || c.WaitTimeout > maxWaitTimeout:
 		return fmt.Errorf("%w: WaitTimeout is %s, it must lie between 0 (the default) and %s",
 			ErrInvalidConfig, c.WaitTimeout, maxWaitTimeout)

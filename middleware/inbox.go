@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -29,7 +30,7 @@ import (
 // The handler finds the transaction in the message's context and must not end it,
 // neither by Commit or Rollback nor in SQL, and must not ack the message:
 //
-//	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
+//	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context()) // [pgx.Tx] with InboxConfig.Beginner
 //
 // Only what it does in this transaction is done once. The transaction is READ
 // COMMITTED, whatever the database's default, and its commit is durable when the
@@ -43,29 +44,49 @@ import (
 //
 // # Order of middlewares
 //
-// From the outside in: poison queue, Retry, Recoverer, Inbox, the handler. Retry and
-// the poison queue must see each attempt's transaction ended. Inside the inbox, Retry
-// would run the handler twice in one transaction, and a poison queue would have half
-// of a handler's effects committed; so would whatever else runs the handler again or
-// hides its error. Watermill keeps one list of the router's and the handlers'
-// middlewares, in the order in which they were added: handler.AddMiddleware puts the
-// inbox outside of what the router gets later. Decorating the handler itself does not
-// depend on that.
+// From the outside in: PoisonQueue, Retry, CircuitBreaker, Recoverer, Timeout, Inbox, the
+// handler; each may be left out. Retry and the poison queue must see each attempt's
+// transaction ended. Inside the inbox, Retry would run the handler twice in one
+// transaction, and a poison queue would have half of a handler's effects committed; so
+// would whatever else runs the handler again or hides its error. Watermill keeps one list
+// of the router's and the handlers' middlewares, in the order in which they were added:
+// handler.AddMiddleware puts the inbox outside of what the router gets later. Decorating
+// the handler itself does not depend on that.
 //
-//	poison, err := wm.PoisonQueueWithFilter(publisher, "poison", middleware.IsPermanent)
+//	poison, err := wm.PoisonQueueWithFilter(middleware.PoisonPublisher(publisher, 0), "poison", middleware.IsPermanent)
 //	retry := wm.Retry{
 //		MaxRetries:          3,
 //		InitialInterval:     100 * time.Millisecond,
 //		ResetContextOnRetry: true, // else a Timeout's end would end the next attempts too
 //		ShouldRetry:         func(p wm.RetryParams) bool { return !middleware.IsPermanent(p.Err) },
 //	}
-//	router.AddMiddleware(poison, retry.Middleware, wm.Recoverer)
+//	breaker := wm.NewCircuitBreaker(gobreaker.Settings{
+//		IsSuccessful: func(err error) bool { return err == nil || middleware.IsPermanent(err) },
+//	})
+//	router.AddMiddleware(poison, retry.Middleware, breaker.Middleware, wm.Recoverer, wm.Timeout(30*time.Second))
 //
-// The filter keeps messages out of the poison queue that fail only because a database
-// is away. A Timeout may stand on either side of the inbox: a handler that overruns it
-// is rolled back even if it returns no error. What works on returned messages
-// (CorrelationID) belongs between the inbox and the handler. InstantAck and
-// Deduplicator defeat the inbox: they let a message go before it is handled.
+// PoisonQueue. The filter keeps messages out that fail only because a database is away, a
+// breaker is open or the router closes; without it they would all be put aside. Watermill
+// publishes to the poison queue under the message's context, which a Timeout leaves ended
+// even where the handler was in time. PoisonPublisher gives it a context of its own: else
+// the message would never get there, and be delivered again for ever.
+//
+// Timeout. Inside Retry it bounds an attempt, and a handler that overruns it is rolled back
+// even if it returns no error. The error is context.DeadlineExceeded and not permanent,
+// since the database may merely be slow: the message is delivered again. A filter that also
+// takes this error puts such a message aside, and with it whatever meets a slow database.
+// Inside the inbox, a Timeout does the same, but the transaction stays open until the
+// handler returns. Outside of Retry it bounds all attempts together.
+//
+// CircuitBreaker. While it is open, messages fail before the inbox, nothing is recorded,
+// and Retry spaces the attempts. Panics count as failures. Permanent errors should not
+// (IsSuccessful): they speak of a message, not of what the handler depends on. One breaker
+// on the router opens for all its handlers; give them breakers of their own with
+// handler.AddMiddleware where they depend on different things.
+//
+// What works on returned messages (CorrelationID) belongs between the inbox and the
+// handler. InstantAck and Deduplicator defeat the inbox: they let a message go before it
+// is handled.
 //
 // # Same id, different content
 //
@@ -77,6 +98,7 @@ import (
 // Store with IgnoreContent.
 type Inbox struct {
 	config    InboxConfig
+	beginner  Beginner
 	limitWait string
 	logger    watermill.LoggerAdapter
 
@@ -97,17 +119,24 @@ func NewInbox(cfg InboxConfig, logger watermill.LoggerAdapter) (*Inbox, error) {
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	return &Inbox{config: cfg, limitWait: limitWaitStatement(cfg.WaitTimeout), logger: logger}, nil
+	return &Inbox{
+		config:    cfg,
+		beginner:  cfg.beginner(),
+		limitWait: limitWaitStatement(cfg.WaitTimeout),
+		logger:    logger,
+	}, nil
 }
 
 // Middleware wraps h. The result is safe for concurrent use if h is. It returns no
 // messages, and the message's context is the original one again when it returns or
 // panics.
 //
-// It returns h's errors as they are, inbox.ErrBusy where another delivery of the same
-// event takes too long, permanent errors (see IsPermanent) that wrap inbox.ErrIDReused,
+// It returns h's errors as they are; inbox.ErrBusy where another delivery of the same
+// event takes too long; permanent errors (see IsPermanent) that wrap inbox.ErrIDReused,
 // inbox.ErrInvalidKey, ErrNoEventID, ErrNoConsumer, ErrNoOutbox, ErrNoDestination,
-// outbox.ErrInvalidMessage or outbox.ErrInvalidDestination, and errors of the database.
+// outbox.ErrInvalidMessage or outbox.ErrInvalidDestination; and errors of the database.
+// Where the message's context has ended, an error that is not permanent also wraps
+// context.DeadlineExceeded or context.Canceled, whatever the driver made of it.
 // After a failed commit it is not always known whether it took place; a further
 // delivery is safe then too, since the key is part of it.
 //
@@ -124,7 +153,7 @@ func (i *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 			return h(msg)
 		}
 		fresh, err := i.handleOnce(msg, key, h)
-		if err != nil {
+		if err = expired(msg.Context(), err); err != nil {
 			i.refused(msg, err)
 			return nil, err
 		}
@@ -187,12 +216,17 @@ func (i *Inbox) consumer(ctx context.Context) (string, error) {
 }
 
 type insideKey struct {
-	db                *sql.DB
+	database          any
 	consumer, eventID string
 }
 
 func (i *Inbox) insideKey(key inbox.Key) insideKey {
-	return insideKey{db: i.config.DB, consumer: key.Consumer, eventID: key.EventID}
+	// A Beginner that cannot be compared is known to its own Inbox only.
+	database := any(i)
+	if reflect.ValueOf(i.beginner).Comparable() {
+		database = i.beginner
+	}
+	return insideKey{database: database, consumer: key.Consumer, eventID: key.EventID}
 }
 
 // isInside reports whether an inbox further out is handling the same event: waiting for
@@ -203,12 +237,11 @@ func (i *Inbox) isInside(ctx context.Context, key inbox.Key) bool {
 
 // handleOnce runs h unless key is recorded already, and reports whether it did.
 //
-// The transaction lives under the message's context: when that ends, database/sql
-// rolls back, and the commit fails.
+// The transaction lives under the message's context: when that ends, the transaction is
+// rolled back, and the commit fails.
 func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.HandlerFunc) (fresh bool, err error) {
 	ctx := msg.Context()
-	// Under REPEATABLE READ, a concurrent duplicate would be a serialization failure.
-	tx, err := i.config.DB.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	tx, err := i.beginner.Begin(ctx)
 	if err != nil {
 		return false, fmt.Errorf("middleware: begin: %w", err)
 	}
@@ -227,9 +260,8 @@ func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.Handle
 	return true, nil
 }
 
-func (i *Inbox) record(ctx context.Context, tx *sql.Tx, key inbox.Key) (fresh bool, err error) {
-	lockTimeout, err := i.boundWait(ctx, tx)
-	if err != nil {
+func (i *Inbox) record(ctx context.Context, tx outbox.Tx, key inbox.Key) (fresh bool, err error) {
+	if err := i.boundWait(ctx, tx); err != nil {
 		return false, err
 	}
 	fresh, err = i.config.Store.Record(ctx, tx, key)
@@ -242,7 +274,7 @@ func (i *Inbox) record(ctx context.Context, tx *sql.Tx, key inbox.Key) (fresh bo
 	if !fresh {
 		return false, nil
 	}
-	return true, restoreWait(ctx, tx, lockTimeout)
+	return true, restoreWait(ctx, tx)
 }
 
 // ended recognises a transaction that the handler has ended. A further delivery would
@@ -254,7 +286,7 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-func (i *Inbox) run(msg *message.Message, tx *sql.Tx, key inbox.Key, h message.HandlerFunc) error {
+func (i *Inbox) run(msg *message.Message, tx outbox.Tx, key inbox.Key, h message.HandlerFunc) error {
 	ctx := msg.Context()
 	payload := msg.Payload
 	defer func() {
@@ -264,20 +296,34 @@ func (i *Inbox) run(msg *message.Message, tx *sql.Tx, key inbox.Key, h message.H
 	msg.SetContext(context.WithValue(outbox.ContextWithTx(ctx, tx), i.insideKey(key), true))
 
 	produced, err := h(msg)
-	if err != nil {
-		return err
-	}
 	// A Timeout inside the inbox leaves its context on the message. It has cancelled it
 	// by now, but the first reason stays: DeadlineExceeded if the handler overran.
-	if errors.Is(msg.Context().Err(), context.DeadlineExceeded) {
+	overran := errors.Is(msg.Context().Err(), context.DeadlineExceeded)
+	switch {
+	case err != nil && overran:
+		return expired(msg.Context(), err)
+	case err != nil:
+		return err
+	case overran:
 		return fmt.Errorf("middleware: the handler overran its deadline: %w", context.DeadlineExceeded)
 	}
 	return i.publish(ctx, tx, produced)
 }
 
+// expired adds its reason to an error that came while or after ctx ended: each driver
+// words that in its own way, down to a closed connection. What is permanent has a reason
+// of its own.
+func expired(ctx context.Context, err error) error {
+	reason := ctx.Err()
+	if err == nil || reason == nil || errors.Is(err, reason) || IsPermanent(err) {
+		return err
+	}
+	return fmt.Errorf("middleware: %w: %w", reason, err)
+}
+
 // publish writes the messages that the handler returned to the outbox. The router
 // would publish them after the commit, and a failure there would lose them.
-func (i *Inbox) publish(ctx context.Context, tx *sql.Tx, produced []*message.Message) error {
+func (i *Inbox) publish(ctx context.Context, tx outbox.Tx, produced []*message.Message) error {
 	if len(produced) == 0 {
 		return nil
 	}
@@ -298,8 +344,8 @@ func (i *Inbox) publish(ctx context.Context, tx *sql.Tx, produced []*message.Mes
 	return nil
 }
 
-func commit(ctx context.Context, tx *sql.Tx) error {
-	// database/sql may have rolled back already and would only say that it is done.
+func commit(ctx context.Context, tx outbox.Tx) error {
+	// It may be rolled back already and would only say that it is done.
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("middleware: not committed: %w", err)
 	}
@@ -309,9 +355,9 @@ func commit(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// rollBack ends a transaction that was not committed. If that fails, database/sql
-// drops the connection, and Postgres rolls back by itself.
-func (i *Inbox) rollBack(tx *sql.Tx) {
+// rollBack ends a transaction that was not committed. If that fails, the connection is
+// dropped, and Postgres rolls back by itself.
+func (i *Inbox) rollBack(tx outbox.Tx) {
 	if err := tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
 		i.logger.Debug("Rollback failed, the connection is dropped", watermill.LogFields{"error": err.Error()})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/middleware"
+	"github.com/watermill-outbox/outbox/pgxtx"
 )
 
 func TestInbox_RedeliveryAfterSuccessRunsNothing(t *testing.T) {
@@ -108,7 +109,7 @@ func TestInbox_PanicLeavesNothing(t *testing.T) {
 		require.PanicsWithValue(t, "boom", func() { _, _ = handle(msg) })
 		require.Equal(t, ctx, msg.Context())
 		require.Equal(t, counts{}, b.counts(t))
-		requireIdle(t, b.pool)
+		b.requireIdle(t)
 
 		_, err := b.wrap(t, b.debit)(newMessage("1"))
 		require.NoError(t, err)
@@ -119,26 +120,26 @@ func TestInbox_PanicLeavesNothing(t *testing.T) {
 // t.FailNow in a handler ends its goroutine in this way.
 func TestInbox_GoexitLeavesNothing(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "postgres")
-	handle := b.wrap(t, b.then(func(*message.Message) ([]*message.Message, error) {
-		runtime.Goexit()
-		return nil, nil
-	}))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = handle(newMessage("1"))
-	}()
-	receive(t, ended)
-	require.Equal(t, counts{}, b.counts(t))
-	requireIdle(t, b.pool)
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		handle := b.wrap(t, b.then(func(*message.Message) ([]*message.Message, error) {
+			runtime.Goexit()
+			return nil, nil
+		}))
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = handle(newMessage("1"))
+		}()
+		receive(t, ended)
+		require.Equal(t, counts{}, b.counts(t))
+		b.requireIdle(t)
+	})
 }
 
 type contextKey struct{}
 
 func TestInbox_ContextIsRestored(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "postgres")
 	outcomes := map[string]struct {
 		id  string
 		err error
@@ -149,35 +150,32 @@ func TestInbox_ContextIsRestored(t *testing.T) {
 	for name, outcome := range outcomes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			handle := b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
-				require.Equal(t, "outer", msg.Context().Value(contextKey{}), "the handler's context descends from the message's")
-				_, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
-				require.True(t, ok)
-				msg.SetContext(context.WithValue(msg.Context(), contextKey{}, "inner"))
-				return nil, outcome.err
+			forEachDriver(t, func(t *testing.T, b *testBundle) {
+				handle := b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
+					require.Equal(t, "outer", msg.Context().Value(contextKey{}), "the handler's context descends from the message's")
+					require.True(t, b.pool.inTx(msg.Context()))
+					msg.SetContext(context.WithValue(msg.Context(), contextKey{}, "inner"))
+					return nil, outcome.err
+				})
+				ctx := context.WithValue(t.Context(), contextKey{}, "outer")
+				msg := message.NewMessageWithContext(ctx, outcome.id, nil)
+				_, err := handle(msg)
+				require.ErrorIs(t, err, outcome.err)
+				require.Equal(t, ctx, msg.Context())
+				require.False(t, b.pool.inTx(msg.Context()))
+				_, ok := outbox.TxFromContext[outbox.Tx](msg.Context())
+				require.False(t, ok)
 			})
-			ctx := context.WithValue(t.Context(), contextKey{}, "outer")
-			msg := message.NewMessageWithContext(ctx, outcome.id, nil)
-			_, err := handle(msg)
-			require.ErrorIs(t, err, outcome.err)
-			require.Equal(t, ctx, msg.Context())
-			_, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
-			require.False(t, ok)
 		})
 	}
-}
-
-// requireIdle says that every connection is back in the pool.
-func requireIdle(t *testing.T, pool *sql.DB) {
-	t.Helper()
-	require.Zero(t, pool.Stats().InUse)
 }
 
 func TestNewInbox_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	db := new(sql.DB)
 	for name, cfg := range map[string]middleware.InboxConfig{
-		"no DB":              {},
+		"no database":        {},
+		"two databases":      {DB: db, Beginner: pgxtx.NewBeginner(nil)},
 		"negative wait":      {DB: db, WaitTimeout: -1},
 		"wait too long":      {DB: db, WaitTimeout: 1 << 62},
 		"consumer not UTF-8": {DB: db, Consumer: "\xff"},
@@ -190,5 +188,7 @@ func TestNewInbox_RefusesWhatCannotWork(t *testing.T) {
 		})
 	}
 	_, err := middleware.NewInbox(middleware.InboxConfig{DB: db}, nil)
-	require.NoError(t, err, "everything but DB has a default")
+	require.NoError(t, err, "everything but the database has a default")
+	_, err = middleware.NewInbox(middleware.InboxConfig{Beginner: pgxtx.NewBeginner(nil)}, nil)
+	require.NoError(t, err)
 }

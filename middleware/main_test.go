@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -22,6 +21,8 @@ import (
 const (
 	wait = 10 * time.Second
 	tick = 5 * time.Millisecond
+
+	maxConns = 20
 )
 
 var errHandler = errors.New("the handler failed")
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type testBundle struct {
 	db         *testdb.DB
 	driver     string
-	pool       *sql.DB
+	pool       database
 	config     middleware.InboxConfig
 	duplicates atomic.Int64
 	runs       atomic.Int64
@@ -50,20 +51,27 @@ func setup(t *testing.T, driver string) *testBundle {
 	require.NoError(t, err)
 	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: db.Schema}, nil)
 	require.NoError(t, err)
-	b := &testBundle{db: db, driver: driver, pool: testdb.Open(t, driver, db.DSN)}
+	b := &testBundle{db: db, driver: driver}
 	b.config = middleware.InboxConfig{
-		DB:          b.pool,
 		Store:       store,
 		Consumer:    "payments",
 		Outbox:      publisher,
 		OnDuplicate: func(context.Context, inbox.Key) { b.duplicates.Add(1) },
 	}
+	b.open(t, db.DSN, maxConns)
 	return b
+}
+
+// open lets the inbox use a pool of its own, with other settings.
+func (b *testBundle) open(t *testing.T, dsn string, maxConns int) {
+	t.Helper()
+	b.pool = openDatabase(t, b.driver, dsn, maxConns)
+	b.pool.configure(&b.config)
 }
 
 func forEachDriver(t *testing.T, test func(t *testing.T, b *testBundle)) {
 	t.Helper()
-	for _, driver := range []string{"postgres", "pgx"} {
+	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
 			test(t, setup(t, driver))
@@ -88,12 +96,10 @@ func (b *testBundle) wrap(t *testing.T, h message.HandlerFunc) message.HandlerFu
 // message's context.
 func (b *testBundle) debit(msg *message.Message) ([]*message.Message, error) {
 	b.runs.Add(1)
-	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context())
-	if !ok {
-		return nil, errors.New("no *sql.Tx in the message's context")
+	if !b.pool.inTx(msg.Context()) {
+		return nil, errors.New("no transaction of the driver in the message's context")
 	}
-	_, err := tx.ExecContext(msg.Context(), `INSERT INTO `+b.effects()+` (event_id) VALUES ($1)`, msg.UUID)
-	return nil, err
+	return nil, b.pool.exec(msg.Context(), `INSERT INTO `+b.effects()+` (event_id) VALUES ($1)`, msg.UUID)
 }
 
 // then runs debit and after it next, with the transaction.

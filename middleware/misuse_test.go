@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/require"
 
-	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/inbox"
 	"github.com/watermill-outbox/outbox/internal/testdb"
 	"github.com/watermill-outbox/outbox/middleware"
@@ -76,12 +74,12 @@ func TestInbox_HandlersCannotShareAConsumer(t *testing.T) {
 // and the message must not pass for handled.
 func TestInbox_HandlerThatEndsTheTransaction(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(tx *sql.Tx) error{"commit": (*sql.Tx).Commit, "rollback": (*sql.Tx).Rollback} {
+	ends := map[string]func(db database, ctx context.Context) error{"commit": database.commit, "rollback": database.rollback}
+	for name, end := range ends {
 		for _, returned := range [][]*message.Message{nil, {newMessage("made")}} {
 			forEachDriver(t, func(t *testing.T, b *testBundle) {
 				handler := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
-					tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-					return returned, end(tx)
+					return returned, end(b.pool, msg.Context())
 				}))
 				r := route{publish: "payments", publisher: b.config.Outbox}
 				err := r.deliver(t, handler, nil, newMessage("1"))[0]
@@ -115,10 +113,12 @@ func TestInbox_RetryAroundTimeout(t *testing.T) {
 func TestInbox_AroundItself(t *testing.T) {
 	t.Parallel()
 	forEachDriver(t, func(t *testing.T, b *testBundle) {
-		b.pool.SetMaxOpenConns(1)
+		b.open(t, b.db.DSN, 1)
 		handler := b.wrap(t, b.wrap(t, b.debit))
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
 		for range 2 {
-			_, err := handler(newMessage("1"))
+			_, err := handler(message.NewMessageWithContext(ctx, "1", nil))
 			require.NoError(t, err)
 		}
 		require.EqualValues(t, 1, b.runs.Load())
@@ -153,17 +153,16 @@ func TestInbox_CommitIsDurable(t *testing.T) {
 	t.Parallel()
 	for setting, want := range map[string]string{"off": "on", "local": "local"} {
 		forEachDriver(t, func(t *testing.T, b *testBundle) {
-			b.config.DB = testdb.Open(t, b.driver, testdb.WithSetting(t, b.db.DSN, "synchronous_commit", setting))
+			b.open(t, testdb.WithSetting(t, b.db.DSN, "synchronous_commit", setting), maxConns)
 			_, err := b.wrap(t, func(msg *message.Message) ([]*message.Message, error) {
-				tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
 				var got string
-				err := tx.QueryRowContext(msg.Context(), `SELECT current_setting('synchronous_commit')`).Scan(&got)
+				err := b.pool.scan(msg.Context(), `SELECT current_setting('synchronous_commit')`, &got)
 				require.Equal(t, want, got)
 				return nil, err
 			})(newMessage("1"))
 			require.NoError(t, err)
 			var after string
-			require.NoError(t, b.config.DB.QueryRowContext(context.Background(), `SELECT current_setting('synchronous_commit')`).Scan(&after))
+			require.NoError(t, b.pool.scanDirect(t.Context(), `SELECT current_setting('synchronous_commit')`, &after))
 			require.Equal(t, setting, after, "the session is as it was")
 		})
 	}

@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"context"
-	"database/sql"
 	"testing"
 	"time"
 
@@ -10,7 +9,6 @@ import (
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/require"
 
-	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/middleware"
 )
 
@@ -19,23 +17,20 @@ import (
 func TestInbox_TimeoutLeavesNothing(t *testing.T) {
 	t.Parallel()
 	const timeout = 100 * time.Millisecond
-	handlers := map[string]func(msg *message.Message) ([]*message.Message, error){
-		"the handler returns the context's error": func(msg *message.Message) ([]*message.Message, error) {
+	handlers := map[string]func(db database, msg *message.Message) ([]*message.Message, error){
+		"the handler returns the context's error": func(_ database, msg *message.Message) ([]*message.Message, error) {
 			<-msg.Context().Done()
 			return nil, msg.Context().Err()
 		},
-		"the handler returns no error": func(msg *message.Message) ([]*message.Message, error) {
+		"the handler returns no error": func(_ database, msg *message.Message) ([]*message.Message, error) {
 			<-msg.Context().Done()
 			return nil, nil
 		},
-		"a statement of the handler is cancelled": func(msg *message.Message) ([]*message.Message, error) {
-			tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-			_, err := tx.ExecContext(msg.Context(), `SELECT pg_sleep(60)`)
-			return nil, err
+		"a statement of the handler is cancelled": func(db database, msg *message.Message) ([]*message.Message, error) {
+			return nil, db.exec(msg.Context(), `SELECT pg_sleep(60)`)
 		},
-		"the handler ignores a cancelled statement": func(msg *message.Message) ([]*message.Message, error) {
-			tx, _ := outbox.TxFromContext[*sql.Tx](msg.Context())
-			_, _ = tx.ExecContext(msg.Context(), `SELECT pg_sleep(60)`)
+		"the handler ignores a cancelled statement": func(db database, msg *message.Message) ([]*message.Message, error) {
+			_ = db.exec(msg.Context(), `SELECT pg_sleep(60)`)
 			return nil, nil
 		},
 	}
@@ -52,8 +47,10 @@ func TestInbox_TimeoutLeavesNothing(t *testing.T) {
 			t.Run(sideName+"/"+handlerName, func(t *testing.T) {
 				t.Parallel()
 				forEachDriver(t, func(t *testing.T, b *testBundle) {
-					_, err := side(b.inbox(t), b.then(handler))(newMessage("1"))
-					require.Error(t, err)
+					_, err := side(b.inbox(t), b.then(func(msg *message.Message) ([]*message.Message, error) {
+						return handler(b.pool, msg)
+					}))(newMessage("1"))
+					require.ErrorIs(t, err, context.DeadlineExceeded)
 					require.False(t, middleware.IsPermanent(err))
 					require.Equal(t, counts{}, b.counts(t))
 
