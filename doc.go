@@ -26,4 +26,23 @@
 // Delivery is at-least-once; together with the inbox the outcome is effectively-once.
 // Without a partition key every message is a unit of its own: a UUID as event id
 // alone gives no order between the events of one aggregate.
+//
+// # Metadata
+//
+// Each metadata key and its value arrive as a header of that name, byte for byte, on
+// Kafka and on RabbitMQ alike; or the message is refused (ErrInvalidMessage) before
+// anything is written. Since a change of configuration may send it to the other broker,
+// what one of them cannot carry is refused for both:
+//
+//   - a key or a value that is not UTF-8 or holds a NUL byte, which Postgres cannot store;
+//   - a key of more than MaxMetadataKeyBytes bytes, and metadata of more than
+//     MaxMetadataBytes in all;
+//   - the key _watermill_message_uuid: both brokers' marshalers keep the event id there;
+//   - the keys CC and BCC: RabbitMQ takes them for routing keys;
+//   - the keys x-death, x-first-death-*, x-last-death-*, x-delivery-count,
+//     x-acquired-count and x-stream-offset: RabbitMQ writes them itself.
+//
+// An empty key, an empty value and names in any script are fine. PartitionKeyMetadata
+// is a key like others, and arrives too. A row that is written in SQL is checked by the
+// forwarder, which refuses what its broker cannot carry, for this row alone.
 package outbox

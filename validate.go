@@ -19,13 +19,16 @@ const (
 	// MaxPayloadBytes is the largest payload, 128 MiB. Brokers usually take less: Kafka
 	// 1 MiB by default.
 	MaxPayloadBytes = 128 << 20
-	// MaxMetadataBytes is how much the metadata of a message may take, as JSON.
-	MaxMetadataBytes = 512 << 10
+	// MaxMetadataKeyBytes is the longest metadata key: AMQP carries the names of headers as
+	// short strings.
+	MaxMetadataKeyBytes = 255
+	// MaxMetadataBytes is how much the metadata of a message may take, as JSON, 120 KiB:
+	// RabbitMQ carries all headers in one frame, which has 128 KiB by default.
+	MaxMetadataBytes = 120 << 10
 )
 
-// reservedMetadata is the header in which watermill-kafka carries a message's UUID; its
-// marshaler would refuse such a message for ever.
-const reservedMetadata = "_watermill_message_uuid"
+// shownBytes is how much of a key that is too long an error repeats.
+const shownBytes = 40
 
 func validateDestination(destination string) error {
 	switch rule := brokenTextRule(destination); {
@@ -54,8 +57,12 @@ func validateID(msg *message.Message) error {
 
 func validateMetadata(metadata message.Metadata) error {
 	for name, value := range metadata {
-		if name == reservedMetadata {
-			return fmt.Errorf("%w: the metadata key %q is reserved: watermill-kafka keeps the event id there", ErrInvalidMessage, name)
+		if use := reservedFor(name); use != "" {
+			return fmt.Errorf("%w: the metadata key %q is reserved: %s", ErrInvalidMessage, name, use)
+		}
+		if len(name) > MaxMetadataKeyBytes {
+			return fmt.Errorf("%w: a metadata key has %d bytes, at most %d are allowed: %q…",
+				ErrInvalidMessage, len(name), MaxMetadataKeyBytes, strings.ToValidUTF8(name[:shownBytes], ""))
 		}
 		if rule := brokenTextRule(name); rule != "" {
 			return fmt.Errorf("%w: the metadata key %q %s", ErrInvalidMessage, name, rule)

@@ -16,57 +16,53 @@ import (
 // are on their way.
 const answerGrace = 500 * time.Millisecond
 
-// batch is a batch whose messages are checked: each is either a publishing or rejected.
+// batch is a batch whose messages are checked: each is either addressed or rejected.
 type batch struct {
-	conn        *connection
-	publishings map[forwarder.Outgoing]amqp091.Publishing
-	rejected    map[forwarder.Outgoing]error
+	conn      *connection
+	addressed map[forwarder.Outgoing]addressed
+	rejected  map[forwarder.Outgoing]error
 }
 
-func newBatch(cfg Config, conn *connection, msgs []forwarder.Outgoing) batch {
+// addressed is a message in the form of the client library, with its route.
+type addressed struct {
+	route
+
+	publishing amqp091.Publishing
+}
+
+func newBatch(conn *connection, msgs []forwarder.Outgoing) batch {
 	b := batch{
-		conn:        conn,
-		publishings: make(map[forwarder.Outgoing]amqp091.Publishing, len(msgs)),
-		rejected:    map[forwarder.Outgoing]error{},
+		conn:      conn,
+		addressed: make(map[forwarder.Outgoing]addressed, len(msgs)),
+		rejected:  map[forwarder.Outgoing]error{},
 	}
-	routes := map[string]error{}
+	routes, failures := map[string]route{}, map[string]error{}
 	for _, msg := range msgs {
-		err, checked := routes[msg.Destination]
-		if !checked {
-			err = checkRoute(cfg, msg.Destination)
-			routes[msg.Destination] = err
+		destination := msg.Destination
+		if _, known := routes[destination]; !known {
+			routes[destination], failures[destination] = conn.config.routeOf(destination)
 		}
-		if err != nil {
+		if err := failures[destination]; err != nil {
 			b.rejected[msg] = forwarder.DestinationUnavailable(err)
 			continue
 		}
-		publishing, err := conn.publishing(msg)
+		a, err := conn.address(msg, routes[destination])
 		if err != nil {
 			b.rejected[msg] = forwarder.Refused(err)
 			continue
 		}
-		b.publishings[msg] = publishing
+		b.addressed[msg] = a
 	}
 	return b
 }
 
-var errRouteTooLong = errors.New("a name is too long for AMQP")
-
-// checkRoute looks at the names that the configuration makes of a destination. A panic
-// there is the fault of that destination.
-func checkRoute(cfg Config, destination string) (err error) {
-	defer recoverInto(&err)
-	names := []string{cfg.AMQP.Exchange.GenerateName(destination), cfg.AMQP.Publish.GenerateRoutingKey(destination)}
-	if cfg.DeclareQueues {
-		queue := cfg.AMQP.Queue.GenerateName(destination)
-		names = append(names, queue, cfg.AMQP.QueueBind.GenerateRoutingKey(queue))
+func (c *connection) address(msg forwarder.Outgoing, r route) (addressed, error) {
+	r, err := r.of(msg.Message, c.config)
+	if err != nil {
+		return addressed{}, err
 	}
-	for _, name := range names {
-		if len(name) > maxShortStringBytes {
-			return fmt.Errorf("%w: %q has %d bytes, at most %d are allowed", errRouteTooLong, name, len(name), maxShortStringBytes)
-		}
-	}
-	return nil
+	publishing, err := c.publishing(msg)
+	return addressed{r, publishing}, err
 }
 
 var errPanic = errors.New("panic in the configuration's code")
@@ -77,66 +73,86 @@ func recoverInto(err *error) {
 	}
 }
 
-// send sends one wave, in which no two messages belong to one unit: the destinations
-// side by side, each on a channel of its own.
+// send sends one wave, in which no two messages belong to one unit: the outlets side by
+// side, each on a channel of its own.
 func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	results := make([]error, len(wave))
-	places := map[string][]int{}
+	places := map[outlet][]int{}
 	for i, msg := range wave {
 		if err := b.rejected[msg]; err != nil {
 			results[i] = err
 			continue
 		}
-		places[msg.Destination] = append(places[msg.Destination], i)
+		to := b.addressed[msg].outlet
+		places[to] = append(places[to], i)
 	}
-	var destinations sync.WaitGroup
-	for destination, indexes := range places {
-		destinations.Go(func() {
+	var outlets sync.WaitGroup
+	for to, indexes := range places {
+		outlets.Go(func() {
 			for len(indexes) > 0 {
 				chunk := indexes[:min(len(indexes), maxUnconfirmed)]
-				b.sendTo(ctx, destination, wave, chunk, results)
+				b.sendTo(ctx, to, wave, chunk, results)
 				indexes = indexes[len(chunk):]
 			}
 		})
 	}
-	destinations.Wait()
+	outlets.Wait()
 	return results
 }
 
 // sendTo sends the messages at the given places of the wave and writes their results.
-func (b batch) sendTo(ctx context.Context, destination string, wave []forwarder.Outgoing, places []int, results []error) {
-	publishings := make([]amqp091.Publishing, len(places))
+func (b batch) sendTo(ctx context.Context, to outlet, wave []forwarder.Outgoing, places []int, results []error) {
+	msgs := make([]addressed, len(places))
 	for n, i := range places {
-		publishings[n] = b.publishings[wave[i]]
+		msgs[n] = b.addressed[wave[i]]
 	}
-	answers := b.publish(ctx, destination, publishings)
+	answers := b.publish(ctx, to, msgs)
 	for n, i := range places {
 		results[i] = answers[n]
 		// The broker does not say which message it means: sent alone, each gets an answer of
 		// its own.
-		if refusal(results[i]) != nil && len(places) > 1 {
-			results[i] = b.publish(ctx, destination, publishings[n:n+1])[0]
+		if len(places) > 1 && b.mayMeanAnother(results[i]) {
+			results[i] = b.publish(ctx, to, msgs[n:n+1])[0]
 		}
-		if reason := refusal(results[i]); reason != nil {
+		if reason := b.refusal(results[i]); reason != nil {
 			results[i] = forwarder.Refused(fmt.Errorf("channel closed: %w", reason))
 		}
 	}
+}
+
+// mayMeanAnother says that the broker closed the channel over one message of several. A
+// routing key may be forbidden as well, where each message has its own.
+func (b batch) mayMeanAnother(err error) bool {
+	if b.conn.config.RoutingKeyMetadata != "" {
+		return closedOver(err, amqp091.PreconditionFailed, amqp091.AccessRefused) != nil
+	}
+	return closedOver(err, amqp091.PreconditionFailed) != nil
+}
+
+// refusal returns the reason for which the broker closed a channel over a message, such
+// as one that is too large, or names an exchange that is missing; nil where no message is
+// to blame.
+func (b batch) refusal(err error) *amqp091.Error {
+	if b.conn.config.ExchangeMetadata != "" {
+		return closedOver(err, amqp091.PreconditionFailed, amqp091.NotFound)
+	}
+	return closedOver(err, amqp091.PreconditionFailed)
 }
 
 // errPreparing marks what went wrong before any message was sent: no message is to
 // blame for it.
 var errPreparing = errors.New("prepare the destination")
 
-func (b batch) publish(ctx context.Context, destination string, publishings []amqp091.Publishing) []error {
+func (b batch) publish(ctx context.Context, to outlet, msgs []addressed) []error {
 	if err := ctx.Err(); err != nil {
-		return same(len(publishings), forwarder.Unavailable(err))
+		return same(len(msgs), forwarder.Unavailable(err))
 	}
-	ch, err := b.acquire(ctx, destination)
+	ch, err := b.acquire(ctx, to)
 	if err != nil {
 		b.dropIfSilent(err)
-		return same(len(publishings), classify(fmt.Errorf("%w: %w", errPreparing, err)))
+		return same(len(msgs), classify(fmt.Errorf("%w: %w", errPreparing, err)))
 	}
-	w := newWave(ch, publishings)
+	w := newWave(ch, msgs)
 	results := w.run(ctx, b.conn.whenBlocked())
 	if w.inOrder {
 		b.conn.release(ch)
@@ -157,10 +173,10 @@ func (b batch) dropIfSilent(err error) {
 
 // acquire bounds the opening of a channel: a broker that does not answer, or blocks the
 // connection, would hold it. A channel that opens too late is closed.
-func (b batch) acquire(ctx context.Context, destination string) (*channel, error) {
+func (b batch) acquire(ctx context.Context, to outlet) (*channel, error) {
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
-	if ch := b.conn.takeIdle(destination); ch != nil {
+	if ch := b.conn.takeIdle(to); ch != nil {
 		return ch, nil
 	}
 	if err := b.conn.takeSlot(ctx); err != nil {
@@ -172,7 +188,7 @@ func (b batch) acquire(ctx context.Context, destination string) (*channel, error
 	}
 	opened := make(chan result, 1)
 	go func() {
-		ch, err := b.open(destination)
+		ch, err := b.open(to)
 		opened <- result{ch, err}
 	}()
 	select {
@@ -193,14 +209,14 @@ func (b batch) acquire(ctx context.Context, destination string) (*channel, error
 }
 
 // open gives the slot back where no channel comes of it.
-func (b batch) open(destination string) (ch *channel, err error) {
+func (b batch) open(to outlet) (ch *channel, err error) {
 	defer func() {
 		if err != nil {
 			<-b.conn.slots
 		}
 	}()
 	defer recoverInto(&err)
-	return openChannel(b.conn, destination)
+	return openChannel(b.conn, to)
 }
 
 // withGrace returns a context that ends a little later than ctx, with errUnanswered.

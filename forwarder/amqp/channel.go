@@ -13,13 +13,12 @@ import (
 // what finds no room, and a returned message would pass for a confirmed one.
 const maxUnconfirmed = 1000
 
-// channel is a channel in confirm mode that serves one destination: what closes it, such
-// as an exchange that is missing, hits no message of another.
+// channel is a channel in confirm mode that serves one outlet.
 type channel struct {
-	destination string
-	exchange    string
-	routingKey  string
-	logger      watermill.LoggerAdapter
+	outlet
+
+	config Config
+	logger watermill.LoggerAdapter
 
 	amqp    *amqp091.Channel
 	returns chan amqp091.Return
@@ -30,20 +29,18 @@ type channel struct {
 
 // openChannel opens a channel and declares the topology, as watermill-amqp does before
 // its first publish to a topic.
-func openChannel(conn *connection, destination string) (*channel, error) {
-	cfg := conn.config.AMQP
+func openChannel(conn *connection, to outlet) (*channel, error) {
 	opened, err := conn.amqp.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
 	}
 	ch := &channel{
-		destination: destination,
-		exchange:    cfg.Exchange.GenerateName(destination),
-		routingKey:  cfg.Publish.GenerateRoutingKey(destination),
-		logger:      conn.logger,
-		amqp:        opened,
-		returns:     opened.NotifyReturn(make(chan amqp091.Return, maxUnconfirmed)),
-		closes:      opened.NotifyClose(make(chan *amqp091.Error, 1)),
+		outlet:  to,
+		config:  conn.config,
+		logger:  conn.logger,
+		amqp:    opened,
+		returns: opened.NotifyReturn(make(chan amqp091.Return, maxUnconfirmed)),
+		closes:  opened.NotifyClose(make(chan *amqp091.Error, 1)),
 	}
 	prepared := false
 	defer func() {
@@ -51,29 +48,30 @@ func openChannel(conn *connection, destination string) (*channel, error) {
 			ch.close()
 		}
 	}()
-	if err := ch.prepare(conn.config); err != nil {
+	if err := ch.prepare(); err != nil {
 		return nil, err
 	}
 	prepared = true
 	return ch, nil
 }
 
-func (ch *channel) prepare(cfg Config) error {
+func (ch *channel) prepare() error {
 	if err := ch.amqp.Confirm(false); err != nil {
 		return fmt.Errorf("turn confirms on: %w", err)
 	}
-	if cfg.DeclareQueues {
-		queue := cfg.AMQP.Queue.GenerateName(ch.destination)
-		if err := cfg.AMQP.TopologyBuilder.BuildTopology(ch.amqp, queue, ch.exchange, cfg.AMQP, ch.logger); err != nil {
-			return fmt.Errorf("declare queue %q: %w", queue, err)
+	settings := ch.config.AMQP
+	if ch.config.DeclareQueues {
+		queue := settings.Queue.GenerateName(ch.destination)
+		if err := settings.TopologyBuilder.BuildTopology(ch.amqp, queue, ch.exchange, settings, ch.logger); err != nil {
+			return fmt.Errorf("declare queue %q (%s): %w", queue, queueType(settings.Queue.Arguments), explained(err))
 		}
 		return nil
 	}
-	if ch.exchange == "" {
+	if ch.exchange == "" || !ch.config.declaresExchanges() {
 		return nil
 	}
-	if err := cfg.AMQP.TopologyBuilder.ExchangeDeclare(ch.amqp, ch.exchange, cfg.AMQP); err != nil {
-		return fmt.Errorf("declare exchange %q: %w", ch.exchange, err)
+	if err := settings.TopologyBuilder.ExchangeDeclare(ch.amqp, ch.exchange, settings); err != nil {
+		return fmt.Errorf("declare exchange %q (%s): %w", ch.exchange, settings.Exchange.Type, explained(err))
 	}
 	return nil
 }

@@ -30,6 +30,9 @@ func TestConfigsThatCouldLoseMessagesAreRefused(t *testing.T) {
 		"AmqpURI: it is not an AMQP URI":           func(c *amqp.Config) { c.AMQP.Connection.AmqpURI = "http://127.0.0.1" },
 		"missing Config.Marshaler":                 func(c *amqp.Config) { c.AMQP.Marshaler = nil },
 		"TLSConfig and AMQP.Connection.AmqpConf":   bothTLS,
+		"RoutingKeyMetadata or ExchangeMetadata":   func(c *amqp.Config) { c.RoutingKeyMetadata = "key" },
+		"RoutingKeyMetadata or Exchange":           func(c *amqp.Config) { c.ExchangeMetadata = "exchange" },
+		"DeclareQueues and ExistingExchanges":      func(c *amqp.Config) { c.ExistingExchanges = true },
 	} {
 		cfg := amqp.NewQueueConfig(uri)
 		require.NoError(t, cfg.Validate())
@@ -38,7 +41,11 @@ func TestConfigsThatCouldLoseMessagesAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, amqp.ErrInvalidConfig)
 		require.ErrorContains(t, err, text)
 	}
-	require.NoError(t, amqp.NewPubSubConfig(uri).Validate())
+	for _, cfg := range []amqp.Config{
+		amqp.NewPubSubConfig(uri), amqp.NewTopicConfig(uri, ""), amqp.NewTopicConfig(uri, "events"), amqp.NewDirectConfig(uri, "events"),
+	} {
+		require.NoError(t, cfg.Validate())
+	}
 	for _, leaky := range []string{"amqp://user:se/cret@host/", "amqp://user:sec%ret@host/", "amqp://user:se cret@host/"} {
 		err := amqp.NewQueueConfig(leaky).Validate()
 		require.ErrorIs(t, err, amqp.ErrInvalidConfig)

@@ -42,7 +42,7 @@ type connection struct {
 
 	mu      sync.Mutex
 	blocked chan struct{} // closed while the broker blocks the connection
-	idle    map[string][]*channel
+	idle    map[outlet][]*channel
 	idling  int
 	waiting int // callers that wait for a slot
 }
@@ -63,7 +63,7 @@ func dial(ctx context.Context, cfg Config, logger watermill.LoggerAdapter) (*con
 		settings.Properties = amqp091.NewConnectionProperties()
 		settings.Properties.SetClientConnectionName("watermill-outbox")
 	}
-	c := &connection{config: cfg, logger: logger, blocked: make(chan struct{}), idle: map[string][]*channel{}, done: make(chan struct{})}
+	c := &connection{config: cfg, logger: logger, blocked: make(chan struct{}), idle: map[outlet][]*channel{}, done: make(chan struct{})}
 	settings.Dial = c.dialer(ctx, settings.Dial)
 	stop := context.AfterFunc(ctx, func() { c.closeSocket() })
 	defer stop()
@@ -173,28 +173,28 @@ func (c *connection) isBlocked() bool {
 
 func (c *connection) isClosed() bool { return c.amqp.IsClosed() }
 
-// takeIdle returns a channel of the destination that nobody uses, nil if there is none.
-func (c *connection) takeIdle(destination string) *channel {
+// takeIdle returns a channel of the outlet that nobody uses, nil if there is none.
+func (c *connection) takeIdle(to outlet) *channel {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	free := c.idle[destination]
+	free := c.idle[to]
 	if len(free) == 0 {
 		return nil
 	}
-	c.keepIdle(destination, free[:len(free)-1])
+	c.keepIdle(to, free[:len(free)-1])
 	c.idling--
 	return free[len(free)-1]
 }
 
-func (c *connection) keepIdle(destination string, free []*channel) {
+func (c *connection) keepIdle(to outlet, free []*channel) {
 	if len(free) == 0 {
-		delete(c.idle, destination)
+		delete(c.idle, to)
 		return
 	}
-	c.idle[destination] = free
+	c.idle[to] = free
 }
 
-// takeSlot waits for the right to open a channel. An idle one of another destination
+// takeSlot waits for the right to open a channel. An idle one of another outlet
 // makes way.
 func (c *connection) takeSlot(ctx context.Context) error {
 	select {
@@ -228,7 +228,7 @@ func (c *connection) release(ch *channel) {
 	c.mu.Lock()
 	keep := c.idling < c.maxIdle && c.waiting == 0
 	if keep {
-		c.idle[ch.destination] = append(c.idle[ch.destination], ch)
+		c.idle[ch.outlet] = append(c.idle[ch.outlet], ch)
 		c.idling++
 	}
 	c.mu.Unlock()
@@ -237,23 +237,23 @@ func (c *connection) release(ch *channel) {
 	}
 }
 
-// evict takes an idle channel of any destination. The lock is held.
+// evict takes an idle channel of any outlet. The lock is held.
 func (c *connection) evict() []*channel {
-	for destination, free := range c.idle {
-		c.keepIdle(destination, free[1:])
+	for to, free := range c.idle {
+		c.keepIdle(to, free[1:])
 		c.idling--
 		return free[:1:1]
 	}
 	return nil
 }
 
-// discard closes a channel that is not in order, and the idle ones of its destination,
+// discard closes a channel that is not in order, and the idle ones of its outlet,
 // so that the next one declares the topology anew.
 func (c *connection) discard(ch *channel) {
 	c.mu.Lock()
-	all := c.idle[ch.destination]
+	all := c.idle[ch.outlet]
 	c.idling -= len(all)
-	delete(c.idle, ch.destination)
+	delete(c.idle, ch.outlet)
 	c.mu.Unlock()
 	c.closeAll(append(all, ch))
 }

@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"errors"
+	"slices"
 
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
@@ -27,11 +28,11 @@ func classify(err error) error {
 	return forwarder.Unavailable(err)
 }
 
-// refusal returns the reason for which the broker closed a channel over a message, such
-// as one that is too large; nil where no message is to blame.
-func refusal(err error) *amqp091.Error {
+// closedOver returns the reason for which the broker closed a channel after messages were
+// sent on it, if it has one of the codes.
+func closedOver(err error, codes ...int) *amqp091.Error {
 	reason, ok := errors.AsType[*amqp091.Error](err)
-	if !ok || reason.Code != amqp091.PreconditionFailed || errors.Is(err, errPreparing) {
+	if !ok || !slices.Contains(codes, reason.Code) || errors.Is(err, errPreparing) {
 		return nil
 	}
 	return reason

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	wmamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
@@ -101,4 +102,28 @@ func runForwarder(t *testing.T, db *testdb.DB, publisher message.Publisher) (sto
 	})
 	t.Cleanup(func() { require.NoError(t, stop()) })
 	return stop
+}
+
+// subscribe uses watermill-amqp's own subscriber.
+func subscribe(t *testing.T, cfg wmamqp.Config, topic string) <-chan *message.Message {
+	t.Helper()
+	subscriber, err := wmamqp.NewSubscriber(cfg, watermill.NopLogger{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, subscriber.Close()) })
+	received, err := subscriber.Subscribe(context.WithoutCancel(t.Context()), topic)
+	require.NoError(t, err)
+	return received
+}
+
+// receive takes the next message and acks it.
+func receive(t *testing.T, from <-chan *message.Message) *message.Message {
+	t.Helper()
+	select {
+	case msg := <-from:
+		msg.Ack()
+		return msg
+	case <-time.After(patience):
+		require.FailNow(t, "no message came")
+		panic("unreachable")
+	}
 }

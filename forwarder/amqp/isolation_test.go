@@ -21,20 +21,30 @@ import (
 	"github.com/watermill-outbox/outbox/internal/testdb"
 )
 
+// poisonous is a Config that makes RabbitMQ close the channel over the message "poison":
+// it insists on the user-id of who publishes.
+func poisonous() amqp.Config {
+	cfg := queues()
+	cfg.AMQP.Marshaler = wmamqp.DefaultMarshaler{PostprocessPublishing: func(p amqp091.Publishing) amqp091.Publishing {
+		if p.Headers["_watermill_message_uuid"] == "poison" {
+			p.UserId = "someone"
+		}
+		return p
+	}}
+	return cfg
+}
+
 // A message over which the broker closes the channel: it alone is refused and spends
 // attempts, the others of its destination go on.
 func TestMessageThatTheBrokerRefusesFailsAlone(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	queue := testamqp.NewQueue(t, nil)
-	// RabbitMQ wants a list of routing keys in the header CC.
-	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload, metadata)
-		VALUES ('poison', $1, 'x', '{"CC": "someone"}')`, queue)
-	require.NoError(t, err)
+	insert(t, db, queue, "", "poison")
 	for _, id := range ids("m", 20) {
 		insert(t, db, queue, "", id)
 	}
-	runForwarder(t, db, newPublisher(t, queues()))
+	runForwarder(t, db, newPublisher(t, poisonous()))
 	require.ElementsMatch(t, ids("m", 20), takeIDs(t, queue, 20))
 	require.Eventually(t, func() bool {
 		return outboxRows(t, db, `id = 'poison' AND attempts > 2 AND last_error LIKE '%PRECONDITION_FAILED%'`) == 1
@@ -48,8 +58,7 @@ func TestRefusedMessageIsFoundInItsWave(t *testing.T) {
 	msgs := []forwarder.Outgoing{
 		outgoing(queue, "a", "1", "x"), outgoing(queue, "b", "poison", "x"), outgoing(queue, "c", "3", "x"), outgoing(queue, "b", "4", "x"),
 	}
-	msgs[1].Message.Metadata.Set("CC", "someone")
-	results := publish(t, newPublisher(t, queues()), msgs...)
+	results := publish(t, newPublisher(t, poisonous()), msgs...)
 	require.NoError(t, results[0])
 	require.ErrorIs(t, results[1], forwarder.ErrRefused)
 	require.NotErrorIs(t, results[1], forwarder.ErrDestinationUnavailable)

@@ -63,15 +63,18 @@ func (p *Publisher) Publish(topic string, msgs ...*message.Message) error {
 // PublishBatch sends a batch as forwarder.BatchPublisher describes. What can be checked
 // is checked before the first message is sent.
 //
-// A message that no queue took, a missing exchange and a queue that rejects are
-// forwarder.DestinationUnavailable; a connection that is lost, or blocked by an alarm of
-// the broker, is forwarder.Unavailable.
+// A message that no queue took, a missing exchange, a lack of permission and a queue that
+// rejects are forwarder.DestinationUnavailable. Where the message itself says where it
+// goes (Config.RoutingKeyMetadata, Config.ExchangeMetadata, an exchange of type headers),
+// one that no queue took, or that names a missing exchange, is forwarder.Refused: it holds
+// back its own unit only. A connection that is lost, or blocked by an alarm of the broker,
+// is forwarder.Unavailable.
 func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing) []error {
 	conn, err := p.connect(ctx)
 	if err != nil {
 		return same(len(msgs), forwarder.Unavailable(err))
 	}
-	return forwarder.Waves(ctx, msgs, newBatch(p.config, conn, msgs).send)
+	return forwarder.Waves(ctx, msgs, newBatch(conn, msgs).send)
 }
 
 // Close ends the connection. Batches in flight fail.

@@ -20,7 +20,6 @@ const (
 var (
 	errShortString = errors.New("too long for AMQP")
 	errHeadersSize = errors.New("the metadata is too large for one AMQP frame")
-	errReserved    = errors.New("the metadata key is reserved for the event id")
 )
 
 // publishing brings a message into the form of the client library and checks what the
@@ -31,9 +30,6 @@ func (c *connection) publishing(msg forwarder.Outgoing) (publishing amqp091.Publ
 			err = fmt.Errorf("marshal: panic: %v", r)
 		}
 	}()
-	if _, ok := msg.Message.Metadata[uuidHeader]; ok {
-		return publishing, fmt.Errorf("%w: %q", errReserved, uuidHeader)
-	}
 	publishing, err = c.config.AMQP.Marshaler.Marshal(msg.Message)
 	if err != nil {
 		return publishing, fmt.Errorf("marshal: %w", err)
@@ -42,15 +38,11 @@ func (c *connection) publishing(msg forwarder.Outgoing) (publishing amqp091.Publ
 		return publishing, err
 	}
 	publishing.MessageId = msg.Message.UUID
-	if err := publishing.Headers.Validate(); err != nil {
-		return publishing, fmt.Errorf("headers: %w", err)
+	if err := checkHeaders(publishing.Headers, msg.Message); err != nil {
+		return publishing, err
 	}
 	return publishing, checkFrame(publishing, c.amqp.Config.FrameSize)
 }
-
-// uuidHeader is where watermill-amqp's marshaler keeps the UUID, over whatever stood
-// there.
-const uuidHeader = "_watermill_message_uuid"
 
 // checkFrame looks for what would end the connection: the properties of a message must
 // fit into one frame, and short strings have their bound.

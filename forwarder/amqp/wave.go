@@ -12,7 +12,7 @@ import (
 // wave is what goes out on one channel before its confirmations are waited for.
 type wave struct {
 	ch            *channel
-	publishings   []amqp091.Publishing
+	msgs          []addressed
 	confirmations []*amqp091.DeferredConfirmation // nil: not sent
 	sendErr       error
 	// cause is why the wave was given up before all answers were there. Where the broker
@@ -25,8 +25,8 @@ type wave struct {
 	inOrder bool
 }
 
-func newWave(ch *channel, publishings []amqp091.Publishing) *wave {
-	return &wave{ch: ch, publishings: publishings}
+func newWave(ch *channel, msgs []addressed) *wave {
+	return &wave{ch: ch, msgs: msgs}
 }
 
 // sent is what the sender says of a message.
@@ -46,9 +46,9 @@ func (w *wave) run(ctx context.Context, blocked <-chan struct{}) []error {
 
 // await returns nil once every message that was sent has its answer.
 func (w *wave) await(ctx context.Context, blocked <-chan struct{}) error {
-	reports := make(chan sent, len(w.publishings))
-	go w.ch.sendAll(w.publishings, reports)
-	for range w.publishings {
+	reports := make(chan sent, len(w.msgs))
+	go w.ch.sendAll(w.msgs, reports)
+	for range w.msgs {
 		select {
 		case report := <-reports:
 			if report.err != nil {
@@ -80,15 +80,15 @@ func (w *wave) await(ctx context.Context, blocked <-chan struct{}) error {
 
 // sendAll is a goroutine of its own, since a broker that does not read can hold it. It
 // ends with the connection at the latest.
-func (ch *channel) sendAll(publishings []amqp091.Publishing, reports chan<- sent) {
+func (ch *channel) sendAll(msgs []addressed, reports chan<- sent) {
 	var failed error
-	for _, publishing := range publishings {
+	for _, msg := range msgs {
 		if failed != nil || ch.abandoned.Load() {
 			reports <- sent{err: failed}
 			continue
 		}
 		const mandatory, immediate = true, false
-		confirmation, err := ch.amqp.PublishWithDeferredConfirm(ch.exchange, ch.routingKey, mandatory, immediate, publishing)
+		confirmation, err := ch.amqp.PublishWithDeferredConfirm(ch.exchange, msg.routingKey, mandatory, immediate, msg.publishing)
 		reports <- sent{confirmation, err}
 		failed = err
 	}
@@ -115,12 +115,12 @@ func (w *wave) results() []error {
 		closed = w.sendErr
 	}
 	w.inOrder = w.cause == nil && closed == nil && len(returned) == 0
-	results := make([]error, len(w.publishings))
-	for i, publishing := range w.publishings {
-		reply, isReturned := returned[publishing.MessageId]
+	results := make([]error, len(w.msgs))
+	for i, msg := range w.msgs {
+		reply, isReturned := returned[returnKey{msg.publishing.MessageId, msg.routingKey}]
 		switch {
 		case isReturned:
-			results[i] = forwarder.DestinationUnavailable(fmt.Errorf("%w: %d %s", errUnroutable, reply.ReplyCode, reply.ReplyText))
+			results[i] = w.unroutable(reply)
 		case answers[i] == acked:
 		case closed != nil:
 			results[i] = classify(fmt.Errorf("channel closed: %w", closed))
@@ -136,7 +136,7 @@ func (w *wave) results() []error {
 }
 
 func (w *wave) answers() []answer {
-	answers := make([]answer, len(w.publishings))
+	answers := make([]answer, len(w.msgs))
 	for i, confirmation := range w.confirmations {
 		if confirmation == nil {
 			continue
@@ -153,17 +153,29 @@ func (w *wave) answers() []answer {
 	return answers
 }
 
-// returned collects the returned messages by their id. Where two messages of a wave
-// share an id, both count as returned.
-func (w *wave) returned() map[string]amqp091.Return {
-	returned := map[string]amqp091.Return{}
+// unroutable blames the message only where it chose its own way.
+func (w *wave) unroutable(reply amqp091.Return) error {
+	err := fmt.Errorf("%w: %d %s (exchange %q, routing key %q)",
+		errUnroutable, reply.ReplyCode, reply.ReplyText, reply.Exchange, reply.RoutingKey)
+	if w.ch.config.routesByMessage() {
+		return forwarder.Refused(err)
+	}
+	return forwarder.DestinationUnavailable(err)
+}
+
+type returnKey struct{ messageID, routingKey string }
+
+// returned collects the returned messages. Where two messages of a wave share an id and
+// a routing key, both count as returned.
+func (w *wave) returned() map[returnKey]amqp091.Return {
+	returned := map[returnKey]amqp091.Return{}
 	for {
 		select {
 		case r, ok := <-w.ch.returns:
 			if !ok {
 				return returned
 			}
-			returned[r.MessageId] = r
+			returned[returnKey{r.MessageId, r.RoutingKey}] = r
 		default:
 			return returned
 		}

@@ -25,13 +25,14 @@ func TestUnroutableIsNoSuccessInAWaveThatIsGivenUp(t *testing.T) {
 	nowhere := testamqp.Name(t)
 	givenUp := 0
 	for range 150 {
-		publishings := make([]amqp091.Publishing, maxUnconfirmed)
-		for i := range publishings {
-			publishings[i] = amqp091.Publishing{MessageId: fmt.Sprint(i), DeliveryMode: amqp091.Persistent}
+		msgs := make([]addressed, maxUnconfirmed)
+		for i := range msgs {
+			publishing := amqp091.Publishing{MessageId: fmt.Sprint(i), DeliveryMode: amqp091.Persistent}
+			msgs[i] = addressed{route{outlet{destination: nowhere}, nowhere}, publishing}
 		}
-		ch, err := openChannel(conn, nowhere)
+		ch, err := openChannel(conn, outlet{destination: nowhere})
 		require.NoError(t, err)
-		w := newWave(ch, publishings)
+		w := newWave(ch, msgs)
 		blocked := make(chan struct{})
 		timer := time.AfterFunc(rand.N(40*time.Millisecond), func() { close(blocked) })
 		for _, err := range w.run(t.Context(), blocked) {

@@ -50,29 +50,6 @@ func (k Kafka) check(used bool) []*keyError {
 	})...)
 }
 
-func (a AMQP) check(used bool) []*keyError {
-	var problems []*keyError
-	if a.Topology != "" {
-		problems = oneOf("amqp.topology", a.Topology, TopologyQueue, TopologyPubSub)
-	}
-	declares := a.DeclareQueues != nil && *a.DeclareQueues
-	if a.Topology == TopologyPubSub && declares {
-		problems = append(problems, keyErrorf("amqp.declare_queues",
-			"true contradicts amqp.topology %q, where consumers declare their queues: set it to false or leave it out", a.Topology))
-		a.DeclareQueues = nil
-	}
-	if err := a.URI.check(); err != nil {
-		return append(problems, &keyError{key: "amqp.uri", err: err})
-	}
-	if a.URI == "" {
-		if used {
-			problems = append(problems, keyErrorf("amqp.uri", "is empty, amqp://user:password@host:5672/vhost is needed"))
-		}
-		return problems
-	}
-	return append(problems, named("amqp", a.config().Validate(), map[string]string{"AmqpURI": "amqp.uri"})...)
-}
-
 func oneOf[T ~string](key string, value T, allowed ...T) []*keyError {
 	if slices.Contains(allowed, value) {
 		return nil

@@ -3,7 +3,6 @@ package broker
 import (
 	"errors"
 
-	"github.com/watermill-outbox/outbox/forwarder/amqp"
 	"github.com/watermill-outbox/outbox/forwarder/kafka"
 )
 
@@ -30,6 +29,25 @@ const (
 	// NewDurablePubSubConfig. Messages for an exchange without any queue wait in the outbox;
 	// but a queue that is bound later than another gets only what is sent from then on.
 	TopologyPubSub Topology = "pubsub"
+	// TopologyTopic makes consumers bind their queues to a durable topic exchange, by
+	// patterns of routing keys. Where AMQP.Exchange is set, all messages go to that one, and
+	// a destination is a routing key. Where it is not, a destination is the exchange, and
+	// each message carries its routing key as metadata: as amqp.NewTopicConfig.
+	TopologyTopic Topology = "topic"
+	// TopologyDirect is TopologyTopic for direct exchanges, where routing keys are matched
+	// as they are: as amqp.NewDirectConfig.
+	TopologyDirect Topology = "direct"
+)
+
+// QueueType is a kind of RabbitMQ's queues.
+type QueueType string
+
+const (
+	// QueueTypeClassic is a queue on one node.
+	QueueTypeClassic QueueType = "classic"
+	// QueueTypeQuorum is a queue with copies on several nodes of a cluster. Its subscribers
+	// need amqp.Marshaler, and "quorum" as their queue's argument x-queue-type.
+	QueueTypeQuorum QueueType = "quorum"
 )
 
 // Config says which broker is used, and how to reach it. Both sections may be filled:
@@ -77,12 +95,34 @@ type AMQP struct {
 	// URI is the address: amqp://user:password@host:5672/vhost, or amqps:// for TLS.
 	// Special characters of a user name, a password or a vhost are percent-encoded.
 	URI URI `koanf:"uri" yaml:"uri"`
-	// Topology is TopologyQueue or TopologyPubSub. Default: TopologyQueue.
+	// Topology says what a destination is. Default: TopologyQueue.
 	Topology Topology `koanf:"topology" yaml:"topology"`
 	// DeclareQueues says whether the publisher declares the queue of a destination, so
 	// that messages published before the first consumer came have a place to wait.
-	// Default: true for TopologyQueue; TopologyPubSub has no queue to declare.
+	// Default: true for TopologyQueue without RoutingKeyMetadata; other topologies have no
+	// queue to declare.
 	DeclareQueues *bool `koanf:"declare_queues" yaml:"declare_queues"`
+	// QueueType is the type of the queues that the publisher declares. A queue that exists
+	// with another type takes no messages. Default: the broker's, which is
+	// QueueTypeClassic. (Limits of deliveries, dead letters and the like are set by
+	// policies of RabbitMQ, or with amqp.Config.)
+	QueueType QueueType `koanf:"queue_type" yaml:"queue_type"`
+	// Exchange is the one exchange of TopologyTopic or TopologyDirect. Default: the
+	// destination.
+	Exchange string `koanf:"exchange" yaml:"exchange"`
+	// ExchangeMetadata is the metadata key under which messages carry the name of their
+	// exchange, which must exist; see amqp.Config. Default: none.
+	ExchangeMetadata string `koanf:"exchange_metadata" yaml:"exchange_metadata"`
+	// RoutingKeyMetadata is the metadata key under which messages carry their routing key,
+	// or with TopologyQueue their queue; see amqp.Config. Default: none, or
+	// amqp.DefaultRoutingKeyMetadata for TopologyTopic and TopologyDirect where the
+	// destination is the exchange.
+	RoutingKeyMetadata string `koanf:"routing_key_metadata" yaml:"routing_key_metadata"`
+	// ExistingExchanges keeps the publisher from declaring exchanges, for a user who may not
+	// configure any. Default: false.
+	ExistingExchanges bool `koanf:"existing_exchanges" yaml:"existing_exchanges"`
+	// TLS is used where the URI begins with amqps.
+	TLS TLS `koanf:"tls" yaml:"tls"`
 }
 
 func (k Kafka) config() kafka.Config {
@@ -92,17 +132,6 @@ func (k Kafka) config() kafka.Config {
 		Partitioner:     k.Partitioner,
 		MaxMessageBytes: k.MaxMessageBytes,
 	}
-}
-
-func (a AMQP) config() amqp.Config {
-	cfg := amqp.NewQueueConfig(string(a.URI))
-	if a.Topology == TopologyPubSub {
-		cfg = amqp.NewPubSubConfig(string(a.URI))
-	}
-	if a.DeclareQueues != nil {
-		cfg.DeclareQueues = *a.DeclareQueues
-	}
-	return cfg
 }
 
 // Validate reports everything that cannot work, all at once: what is missing for the

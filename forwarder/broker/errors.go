@@ -59,5 +59,8 @@ func quoted[T ~string](names []T) string {
 	for i, name := range names {
 		list[i] = `"` + string(name) + `"`
 	}
-	return strings.Join(list, " and ")
+	if last := len(list) - 1; last > 0 {
+		return strings.Join(list[:last], ", ") + " and " + list[last]
+	}
+	return strings.Join(list, "")
 }

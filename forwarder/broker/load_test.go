@@ -31,6 +31,10 @@ func TestLoad(t *testing.T) {
 		},
 		AMQP: broker.AMQP{URI: "amqp://u:p@h/", Topology: broker.TopologyQueue, DeclareQueues: new(false)},
 	}
+	routed := broker.Config{Kind: broker.KindAMQP, AMQP: broker.AMQP{
+		URI: "amqps://h/", Topology: broker.TopologyTopic, Exchange: "events", RoutingKeyMetadata: "key", ExistingExchanges: true,
+		TLS: broker.TLS{ServerName: "rabbit"},
+	}}
 	kafkaOnly := broker.Config{Kind: broker.KindKafka, Kafka: broker.Kafka{Brokers: []string{"a:9092", "b:9092"}}}
 	for name, test := range map[string]struct {
 		yaml        string
@@ -59,6 +63,26 @@ amqp:
 			"OUTBOX_BROKER_AMQP_TOPOLOGY=queue",
 			"OUTBOX_BROKER_AMQP_DECLARE_QUEUES=false",
 			"OUTBOX_BROKERS=another program's", "OUTBOX_X=y", "PATH=/bin",
+		}},
+		"sections in sections": {want: routed, yaml: `
+kind: amqp
+amqp:
+  uri: amqps://h/
+  topology: topic
+  exchange: events
+  routing_key_metadata: key
+  existing_exchanges: true
+  tls:
+    server_name: rabbit
+`},
+		"sections in sections, environment": {want: routed, environment: []string{
+			"OUTBOX_BROKER_KIND=amqp",
+			"OUTBOX_BROKER_AMQP_URI=amqps://h/",
+			"OUTBOX_BROKER_AMQP_TOPOLOGY=topic",
+			"OUTBOX_BROKER_AMQP_EXCHANGE=events",
+			"OUTBOX_BROKER_AMQP_ROUTING_KEY_METADATA=key",
+			"OUTBOX_BROKER_AMQP_EXISTING_EXCHANGES=true",
+			"OUTBOX_BROKER_AMQP_TLS_SERVER_NAME=rabbit",
 		}},
 		"the environment wins, key by key": {
 			want: kafkaOnly, yaml: "kind: amqp\nkafka: {brokers: c:9092, client_id: }\n",
@@ -151,10 +175,14 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 				`amqp.declare_queues (F:4): true contradicts amqp.topology "pubsub"`,
 			},
 		},
-		"no section":    {yaml: "text\n", want: []string{"F (F:1): is text, a section of keys is needed"}},
-		"two documents": {yaml: valid + "---\nkind: amqp\n", want: []string{"F: there is more than one document in it, one is allowed"}},
-		"no YAML":       {yaml: valid + "\t- x\n", environment: []string{"OUTBOX_BROKER_TYPO=1"}, want: []string{"F: yaml: line 3: found character that cannot start any token", "OUTBOX_BROKER_TYPO: unknown"}},
-		"empty file":    {yaml: "# kind: kafka\n", want: []string{`kind: is "", allowed are`}},
+		"unknown key, deeper": {yaml: valid + "amqp: {tls: {ca: x, cert_file: 7}}\n", want: []string{
+			"amqp.tls.ca (F:3): unknown key, did you mean", "amqp.tls.cert_file (F:3): is a number, text is needed",
+		}},
+		"no section, deeper": {yaml: valid + "amqp: {uri: amqp://h, tls: true}\n", want: []string{"amqp.tls (F:3): is true or false, a section of keys is needed"}},
+		"no section":         {yaml: "text\n", want: []string{"F (F:1): is text, a section of keys is needed"}},
+		"two documents":      {yaml: valid + "---\nkind: amqp\n", want: []string{"F: there is more than one document in it, one is allowed"}},
+		"no YAML":            {yaml: valid + "\t- x\n", environment: []string{"OUTBOX_BROKER_TYPO=1"}, want: []string{"F: yaml: line 3: found character that cannot start any token", "OUTBOX_BROKER_TYPO: unknown"}},
+		"empty file":         {yaml: "# kind: kafka\n", want: []string{`kind: is "", allowed are`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

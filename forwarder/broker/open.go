@@ -26,7 +26,11 @@ func Open(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, error)
 
 func openOne(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, error) {
 	if cfg.Kind == KindAMQP {
-		publisher, err := amqp.NewPublisher(cfg.AMQP.config(), logger)
+		settings, err := cfg.AMQP.config()
+		if err != nil {
+			return nil, err
+		}
+		publisher, err := amqp.NewPublisher(settings, logger)
 		if err != nil {
 			return nil, &keyError{key: "amqp", err: err}
 		}

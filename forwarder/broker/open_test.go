@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -99,6 +100,50 @@ func TestSettingsAreUsed(t *testing.T) {
 
 	small := broker.Config{Kind: broker.KindKafka, Kafka: broker.Kafka{Brokers: testkafka.Brokers(), MaxMessageBytes: 600}}
 	require.ErrorIs(t, publish(t, small, testkafka.NewTopic(t, 1), strings.Repeat("x", 700)), forwarder.ErrRefused)
+}
+
+// Each way through RabbitMQ, from a file: where the message arrives, and how.
+func TestTopologiesOfAFile(t *testing.T) {
+	t.Parallel()
+	exchange, queue := testamqp.Name(t), testamqp.NewQueue(t, nil)
+	declared, quorum := testamqp.Name(t), amqp091.Table{amqp091.QueueTypeArg: amqp091.QueueTypeQuorum}
+	testamqp.DeleteQueueAfter(t, declared)
+	channel := testamqp.Channel(t)
+	for _, exchangeType := range []string{"topic", "direct"} {
+		name := exchange + "-" + exchangeType
+		require.NoError(t, channel.ExchangeDeclare(name, exchangeType, true, false, false, false, nil))
+		testamqp.DeleteExchangeAfter(t, name)
+		require.NoError(t, channel.QueueBind(queue, "orders.created", name, false, nil))
+	}
+	for name, test := range map[string]struct {
+		section, destination string
+		metadata             message.Metadata
+		queue                string
+	}{
+		"topic, one exchange":         {"topology: topic, exchange: " + exchange + "-topic", "orders.created", nil, queue},
+		"topic, key in the metadata":  {"topology: topic", exchange + "-topic", message.Metadata{amqp.DefaultRoutingKeyMetadata: "orders.created"}, queue},
+		"direct, one exchange":        {"topology: direct, exchange: " + exchange + "-direct, existing_exchanges: true", "orders.created", nil, queue},
+		"direct, key in the metadata": {"topology: direct, routing_key_metadata: k", exchange + "-direct", message.Metadata{"k": "orders.created"}, queue},
+		"one exchange, key in it":     {"topology: topic, routing_key_metadata: k, exchange: " + exchange + "-topic", "any", message.Metadata{"k": "orders.created"}, queue},
+		"exchange in the metadata":    {"topology: topic, exchange_metadata: e", "orders.created", message.Metadata{"e": exchange + "-topic"}, queue},
+		"both in the metadata":        {"topology: direct, exchange_metadata: e, routing_key_metadata: k", "any", message.Metadata{"e": exchange + "-direct", "k": "orders.created"}, queue},
+		"queue in the metadata":       {"routing_key_metadata: q", "any", message.Metadata{"q": queue}, queue},
+		"quorum queue":                {"queue_type: quorum", declared, nil, declared},
+	} {
+		cfg, err := broker.LoadFrom(yamlFile(t, "kind: amqp\namqp: {uri: '"+testamqp.URI()+"', "+test.section+"}\n"), "")
+		require.NoError(t, err, name)
+		publisher, err := broker.Open(cfg, nil)
+		require.NoError(t, err, name)
+		msg := message.NewMessage(name, nil)
+		msg.Metadata = test.metadata
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		msg.SetContext(ctx)
+		require.NoError(t, publisher.Publish(test.destination, msg), name)
+		cancel()
+		require.NoError(t, publisher.Close())
+		require.Equal(t, name, testamqp.Take(t, test.queue, 1)[0].MessageId)
+	}
+	testamqp.DeclareQueue(t, declared, quorum) // else it is of another type
 }
 
 func TestOpenRefusesWhatValidateRefuses(t *testing.T) {

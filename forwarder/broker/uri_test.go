@@ -108,11 +108,17 @@ func TestErrorsDoNotRepeatThePassword(t *testing.T) {
 		"amqp://u:hunter2@h/", "amqp://u:hunter2/@h/", "amqp://u:%hunter2@h/", "amqp://u:hunter2 @h", "u:hunter2@h",
 		"http://u:hunter2@h/", "amqp:u:hunter2@h", "amqp://u:hunter2@h:x/", "amqp://u:hunter2@h:99999999999/", "*hunter2", "&hunter2 x",
 	}
-	variables := []string{"KIND", "KAFKA_BROKERS", "KAFKA_CLIENT_ID", "KAFKA_PARTITIONER", "KAFKA_MAX_MESSAGE_BYTES", "AMQP_URI", "AMQP_TOPOLOGY", "AMQP_DECLARE_QUEUES", "TYPO"}
+	variables := []string{
+		"KIND", "KAFKA_BROKERS", "KAFKA_CLIENT_ID", "KAFKA_PARTITIONER", "KAFKA_MAX_MESSAGE_BYTES", "AMQP_URI", "AMQP_TOPOLOGY", "AMQP_DECLARE_QUEUES", "TYPO",
+		"AMQP_QUEUE_TYPE", "AMQP_EXCHANGE", "AMQP_EXCHANGE_METADATA", "AMQP_ROUTING_KEY_METADATA", "AMQP_EXISTING_EXCHANGES",
+		"AMQP_TLS_CA_FILE", "AMQP_TLS_CERT_FILE", "AMQP_TLS_KEY_FILE", "AMQP_TLS_SERVER_NAME",
+	}
 	files := []string{
 		"URI", "kind: URI", "kind: [URI]", "amqp: URI", "amqp: [URI]", "amqp: {URI}", "amqp:\n  uri:URI", "amqp:\n  URI: x", "URI: x", "'URI'", "'URI': x",
 		"amqp:\n  uri: [URI]", "amqp:\n  uri: {a: URI}", "amqp:\n  uri: URI\n uri: URI", "amqp:\n  'URI': x\n  'URI': y", "amqp:\n  uri: !URI", "amqp:\n  uri: !!int URI",
 		"kafka: {brokers: 'URI'}", "kafka: {brokers: ['URI']}", "kafka: {max_message_bytes: 'URI'}", "kafka: {partitioner: 'URI'}", "amqp: {topology: 'URI'}",
+		"amqp: {queue_type: 'URI'}", "amqp: {tls: 'URI'}", "amqp: {tls: ['URI']}", "amqp: {tls: {'URI': x}}", "amqp: {uri: 'URI', tls: {ca_file: 'URI'}}",
+		"amqp: {uri: 'URI', tls: {cert_file: 'URI', key_file: 'URI'}}", "amqp: {uri: 'URI', tls: {cert_file: 'URI'}}",
 		"amqp: {declare_queues: 'URI'}", "amqp: {uri: 'URI', topology: pubsub, declare_queues: true}", "amqp: {uri: 'URI'\n", "amqp: {uri: \"URI}\n", "kind: amqp\namqp: {uri: 'URI'}",
 		"? [URI]\n: x", "%URI\n---\n", "--- URI\n--- URI\n", "- URI",
 	}

@@ -3,7 +3,9 @@
 # plugins at 127.0.0.1:$SERVICES_RABBITMQ_PORT (25673), its distribution and its own
 # epmd at the two ports after it, with the user outbox, password outbox, who may do
 # everything in the vhost /. rabbitmqctl.sh speaks to it. If AMQP_URI is set, that
-# server is asked for a sign of life instead, and none is started.
+# server is asked for a sign of life instead, and none is started. If SERVICES_RABBITMQ_TLS
+# is a folder with server.pem and server-key.pem, the third port after it speaks TLS; if
+# clients.pem is there too, clients must show a certificate of these authorities.
 service=rabbitmq
 preferred_user=rabbitmq
 # shellcheck source=internal/services/common.sh
@@ -53,6 +55,16 @@ check_users_server() {
     say "AMQP_URI is set, and that server answers"
   else
     die "AMQP_URI is set, but no server of AMQP 0-9-1 answers at $users_address"
+  fi
+}
+
+# tls_settings FOLDER prints the settings of the listener with TLS.
+tls_settings() {
+  printf '%s\n' "listeners.ssl.1 = 127.0.0.1:$((port + 3))" \
+    "ssl_options.certfile = $1/server.pem" "ssl_options.keyfile = $1/server-key.pem"
+  if [[ -e $1/clients.pem ]]; then
+    printf '%s\n' "ssl_options.cacertfile = $1/clients.pem" \
+      'ssl_options.verify = verify_peer' 'ssl_options.fail_if_no_peer_cert = true'
   fi
 }
 
@@ -159,6 +171,9 @@ start() {
   mkdir -p "$data"
   settings=$(<"$here/rabbitmq/rabbitmq.conf")
   printf '%s\n' "${settings//@PORT@/"$port"}" >"$home/rabbitmq.conf"
+  if [[ -n ${SERVICES_RABBITMQ_TLS:-} ]]; then
+    tls_settings "$SERVICES_RABBITMQ_TLS" >>"$home/rabbitmq.conf"
+  fi
   # No settings and no plugins: without these files it takes the system's.
   echo '[].' >"$home/advanced.config"
   echo '[].' >"$home/enabled_plugins"

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +20,34 @@ import (
 const startTimeout = 2 * time.Minute
 
 // Broker is a RabbitMQ of a test's own, for what would disturb others: alarms, restarts.
-type Broker struct{ port int }
+type Broker struct {
+	port int
+	tls  string // the folder of its certificate; empty: it speaks no TLS
+}
 
 // StartBroker starts a broker that is stopped after the test.
 func StartBroker(t *testing.T) *Broker {
+	t.Helper()
+	return start(t, func(string) string { return "" })
+}
+
+// StartTLSBroker starts a broker that speaks TLS too, with the certificate of its server.
+// If clients is not nil, they must show a certificate of that authority there.
+func StartTLSBroker(t *testing.T, server Certificate, clients *Authority) *Broker {
+	t.Helper()
+	return start(t, func(folder string) string {
+		folder = filepath.Join(folder, "tls")
+		require.NoError(t, os.Mkdir(folder, 0o755)) // the broker's user reads it
+		server.write(t, folder, "server")
+		if clients != nil {
+			writeFile(t, filepath.Join(folder, "clients.pem"), clients.PEM)
+		}
+		return folder
+	})
+}
+
+// start asks for the folder of the certificate, below the one of the broker.
+func start(t *testing.T, tls func(folder string) string) *Broker {
 	t.Helper()
 	b := &Broker{port: freePort(t)}
 	// Not t.TempDir: its files belong to the broker's user while that still ends.
@@ -30,9 +55,10 @@ func StartBroker(t *testing.T) *Broker {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(folder)) })
 	require.NoError(t, os.Chmod(folder, 0o755))
+	b.tls = tls(folder)
 	start := func(verb string) {
 		t.Helper()
-		b.run(t, "rabbitmq.sh", []string{"SERVICES_DIR=" + filepath.Join(folder, "services")}, verb)
+		b.run(t, "rabbitmq.sh", []string{"SERVICES_DIR=" + filepath.Join(folder, "services"), "SERVICES_RABBITMQ_TLS=" + b.tls}, verb)
 	}
 	t.Cleanup(func() { start("stop") })
 	start("start")
@@ -41,6 +67,19 @@ func StartBroker(t *testing.T) *Broker {
 
 // URI is the address of the broker.
 func (b *Broker) URI() string { return fmt.Sprintf("amqp://outbox:outbox@127.0.0.1:%d/", b.port) }
+
+// TLSURI is the address at which a broker of StartTLSBroker speaks TLS, at a host of that
+// name or address.
+func (b *Broker) TLSURI(host string) string {
+	return "amqps://outbox:outbox@" + net.JoinHostPort(host, strconv.Itoa(b.port+3)) + "/"
+}
+
+// UseCertificate gives the broker another certificate, for connections from now on.
+func (b *Broker) UseCertificate(t *testing.T, server Certificate) {
+	t.Helper()
+	server.write(t, b.tls, "server")
+	b.Control(t, "eval", "ssl:clear_pem_cache().")
+}
 
 // Control runs rabbitmqctl.
 func (b *Broker) Control(t *testing.T, arguments ...string) {
@@ -67,8 +106,8 @@ func (b *Broker) run(t *testing.T, script string, environment []string, argument
 	require.NoErrorf(t, err, "%s %v: %s", script, arguments, output)
 }
 
-// freePort returns the first of three free ports: the broker takes the next two for
-// Erlang.
+// freePort returns the first of four free ports: the broker takes the next two for Erlang,
+// and one for TLS.
 func freePort(t *testing.T) int {
 	t.Helper()
 	var listen net.ListenConfig
@@ -78,11 +117,11 @@ func freePort(t *testing.T) int {
 		address, ok := listener.Addr().(*net.TCPAddr)
 		require.True(t, ok)
 		require.NoError(t, listener.Close())
-		if isFree(t, address.Port+1) && isFree(t, address.Port+2) {
+		if isFree(t, address.Port+1) && isFree(t, address.Port+2) && isFree(t, address.Port+3) {
 			return address.Port
 		}
 	}
-	require.FailNow(t, "no three free ports")
+	require.FailNow(t, "no four free ports")
 	return 0
 }
 
