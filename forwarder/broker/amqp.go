@@ -20,6 +20,9 @@ func (a AMQP) config() (amqp.Config, error) {
 	if a.QueueType != "" {
 		cfg.AMQP.Queue.Arguments = amqp091.Table{amqp091.QueueTypeArg: string(a.QueueType)}
 	}
+	if a.TLS == (TLS{}) {
+		return cfg, nil // the client library's own, where the URI asks for it
+	}
 	var problems []*keyError
 	if cfg.AMQP.Connection.TLSConfig, problems = a.TLS.config("amqp.tls"); len(problems) > 0 {
 		return amqp.Config{}, problems[0]

@@ -28,7 +28,9 @@ func (c Config) check() []*keyError {
 
 // check leaves out what is missing where the section is not used.
 func (k Kafka) check(used bool) []*keyError {
-	cfg := k.config()
+	cfg, others := k.config()
+	others = append(others, k.SASL.check(k.TLS.Enabled)...)
+	cfg.TLS, cfg.SASL, cfg.SASLWithoutTLS = nil, nil, false // checked here, by key
 	var problems []*keyError
 	for i, broker := range k.Brokers {
 		if !isAddress(broker) {
@@ -44,9 +46,19 @@ func (k Kafka) check(used bool) []*keyError {
 			cfg.Partitioner = ""
 		}
 	}
+	if k.Compression != "" {
+		allowed := []kafka.Compression{kafka.NoCompression, kafka.Gzip, kafka.Snappy, kafka.LZ4, kafka.Zstd}
+		if wrong := oneOf("kafka.compression", k.Compression, allowed...); wrong != nil {
+			problems = append(problems, wrong...)
+			cfg.Compression = ""
+		}
+	}
+	problems = append(problems, others...)
 	return append(problems, named("kafka", cfg.Validate(), map[string]string{
-		"Brokers":         "kafka.brokers",
-		"MaxMessageBytes": "kafka.max_message_bytes",
+		"Brokers":                        "kafka.brokers",
+		"MaxMessageBytes":                "kafka.max_message_bytes",
+		"CreateTopics.Partitions":        "kafka.create_topics.partitions",
+		"CreateTopics.ReplicationFactor": "kafka.create_topics.replication_factor",
 	})...)
 }
 

@@ -85,9 +85,19 @@ type Kafka struct {
 	// Partitioner is kafka.Murmur2 or kafka.FNV1a. Changing it moves keys to other
 	// partitions. Default: kafka.Murmur2.
 	Partitioner kafka.Partitioner `koanf:"partitioner" yaml:"partitioner"`
+	// Compression is kafka.NoCompression, Gzip, Snappy, LZ4 or Zstd. Default:
+	// kafka.NoCompression.
+	Compression kafka.Compression `koanf:"compression" yaml:"compression"`
 	// MaxMessageBytes is the largest record that is sent. Set it to the topics'
 	// max.message.bytes. Default: kafka.DefaultMaxMessageBytes.
 	MaxMessageBytes int `koanf:"max_message_bytes" yaml:"max_message_bytes"`
+	// TLS encrypts connections. Default: it does not.
+	TLS KafkaTLS `koanf:"tls" yaml:"tls"`
+	// SASL authenticates with a name and a password. Default: it does not.
+	SASL KafkaSASL `koanf:"sasl" yaml:"sasl"`
+	// CreateTopics creates topics that are missing, where any key of it is given. Default:
+	// nil, messages for them wait in the outbox.
+	CreateTopics *KafkaTopics `koanf:"create_topics" yaml:"create_topics"`
 }
 
 // AMQP is the plain data of amqp.Config.
@@ -125,13 +135,21 @@ type AMQP struct {
 	TLS TLS `koanf:"tls" yaml:"tls"`
 }
 
-func (k Kafka) config() kafka.Config {
+// config is not to be used where there are problems: it may lack what was asked for.
+func (k Kafka) config() (kafka.Config, []*keyError) {
+	encryption, problems := k.TLS.config()
+	creation, more := k.CreateTopics.config()
 	return kafka.Config{
 		Brokers:         k.Brokers,
 		ClientID:        k.ClientID,
 		Partitioner:     k.Partitioner,
+		Compression:     k.Compression,
 		MaxMessageBytes: k.MaxMessageBytes,
-	}
+		TLS:             encryption,
+		SASL:            k.SASL.mechanism(),
+		SASLWithoutTLS:  k.SASL.WithoutTLS && k.SASL.Mechanism != "",
+		CreateTopics:    creation,
+	}, append(problems, more...)
 }
 
 // Validate reports everything that cannot work, all at once: what is missing for the

@@ -109,8 +109,20 @@ func TestErrorsOfThePublishersAreWrapped(t *testing.T) {
 
 func TestKafkaSettingsReachThePublisher(t *testing.T) {
 	t.Parallel()
-	section := broker.Kafka{Brokers: []string{"a:9092"}, ClientID: "orders", Partitioner: kafka.FNV1a, MaxMessageBytes: 1000}
-	require.Equal(t,
-		kafka.Config{Brokers: []string{"a:9092"}, ClientID: "orders", Partitioner: kafka.FNV1a, MaxMessageBytes: 1000},
-		section.PublisherConfig())
+	section := broker.Kafka{
+		Brokers: []string{"a:9092"}, ClientID: "orders", Partitioner: kafka.FNV1a, MaxMessageBytes: 1000, Compression: kafka.Gzip,
+		SASL:         broker.KafkaSASL{Mechanism: broker.SASLPlain, WithoutTLS: true},
+		TLS:          broker.KafkaTLS{Enabled: true, ServerName: "kafka.test"},
+		CreateTopics: &broker.KafkaTopics{Partitions: 6, ReplicationFactor: 3, Settings: []string{"a = b=c ", "d="}},
+	}
+	got := section.PublisherConfig()
+	require.Equal(t, "kafka.test", got.TLS.ServerName)
+	require.Equal(t, "PLAIN", got.SASL.Name())
+	got.TLS, got.SASL = nil, nil
+	require.Equal(t, kafka.Config{
+		Brokers: []string{"a:9092"}, ClientID: "orders", Partitioner: kafka.FNV1a, MaxMessageBytes: 1000, Compression: kafka.Gzip,
+		SASLWithoutTLS: true,
+		CreateTopics:   &kafka.TopicCreation{Partitions: 6, ReplicationFactor: 3, Settings: map[string]string{"a": "b=c", "d": ""}},
+	}, got)
+	require.Nil(t, broker.Kafka{}.PublisherConfig().CreateTopics)
 }

@@ -12,6 +12,7 @@
 // and where it was set, and before anything connects. Passwords are masked wherever a
 // Config is printed, and no error repeats them.
 //
-// What is not plain data (marshalers, functions that name exchanges) has no place here:
-// use packages forwarder/kafka and forwarder/amqp directly for it.
+// What is not plain data (TLS configurations of your own, other mechanisms of SASL,
+// marshalers, functions that name exchanges) has no place here: use packages
+// forwarder/kafka and forwarder/amqp directly for it.
 package broker

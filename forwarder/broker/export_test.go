@@ -8,4 +8,7 @@ func LoadFrom(file, envPrefix string, environment ...string) (Config, error) {
 }
 
 // PublisherConfig is what the publisher is opened with.
-func (k Kafka) PublisherConfig() kafka.Config { return k.config() }
+func (k Kafka) PublisherConfig() kafka.Config {
+	cfg, _ := k.config()
+	return cfg
+}

@@ -65,7 +65,8 @@ func (l *loader) problemf(key, source, format string, args ...any) {
 	l.problems = append(l.problems, p)
 }
 
-// validate leaves out keys whose value could not be read: there is an error for them.
+// validate leaves out keys whose value, or whose section, could not be read: there is an
+// error for them.
 func (l *loader) validate(cfg Config) {
 	unread := map[string]bool{}
 	for _, p := range l.problems {

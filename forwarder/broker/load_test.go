@@ -28,6 +28,10 @@ func TestLoad(t *testing.T) {
 		Kind: broker.KindAMQP,
 		Kafka: broker.Kafka{
 			Brokers: []string{"a:9092", "b:9092"}, ClientID: "orders", Partitioner: kafka.FNV1a, MaxMessageBytes: 2_000_000,
+			Compression:  kafka.LZ4,
+			TLS:          broker.KafkaTLS{Enabled: true, ServerName: "kafka.test"},
+			SASL:         broker.KafkaSASL{Mechanism: broker.SASLScramSHA512, User: "u", Password: "p"},
+			CreateTopics: &broker.KafkaTopics{Partitions: 6, ReplicationFactor: 3, Settings: []string{"min.insync.replicas=2", "cleanup.policy=compact"}},
 		},
 		AMQP: broker.AMQP{URI: "amqp://u:p@h/", Topology: broker.TopologyQueue, DeclareQueues: new(false)},
 	}
@@ -48,6 +52,10 @@ kafka:
   client_id: orders
   partitioner: fnv1a
   max_message_bytes: 2000000
+  compression: lz4
+  tls: {enabled: true, server_name: kafka.test}
+  sasl: {mechanism: SCRAM-SHA-512, user: u, password: p}
+  create_topics: {partitions: 6, replication_factor: 3, settings: [min.insync.replicas=2, cleanup.policy=compact]}
 amqp:
   uri: amqp://u:p@h/
   topology: queue
@@ -59,6 +67,15 @@ amqp:
 			"OUTBOX_BROKER_KAFKA_CLIENT_ID=orders",
 			"OUTBOX_BROKER_KAFKA_PARTITIONER=fnv1a",
 			"OUTBOX_BROKER_KAFKA_MAX_MESSAGE_BYTES=2000000",
+			"OUTBOX_BROKER_KAFKA_COMPRESSION=lz4",
+			"OUTBOX_BROKER_KAFKA_TLS_ENABLED=true",
+			"OUTBOX_BROKER_KAFKA_TLS_SERVER_NAME=kafka.test",
+			"OUTBOX_BROKER_KAFKA_SASL_MECHANISM=SCRAM-SHA-512",
+			"OUTBOX_BROKER_KAFKA_SASL_USER=u",
+			"OUTBOX_BROKER_KAFKA_SASL_PASSWORD=p",
+			"OUTBOX_BROKER_KAFKA_CREATE_TOPICS_PARTITIONS=6",
+			"OUTBOX_BROKER_KAFKA_CREATE_TOPICS_REPLICATION_FACTOR=3",
+			"OUTBOX_BROKER_KAFKA_CREATE_TOPICS_SETTINGS=min.insync.replicas=2,cleanup.policy=compact",
 			"OUTBOX_BROKER_AMQP_URI=amqp://u:p@h/\n",
 			"OUTBOX_BROKER_AMQP_TOPOLOGY=queue",
 			"OUTBOX_BROKER_AMQP_DECLARE_QUEUES=false",
@@ -135,8 +152,12 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		"section forgotten": {yaml: valid + "client_id: x\n", want: []string{"client_id (F:3): unknown key, did you mean kafka.client_id?"}},
 		"wrong section":     {yaml: valid + "amqp: {client_id: x}\n", want: []string{"amqp.client_id (F:3): unknown key, did you mean kafka.client_id?"}},
 		"case":              {yaml: valid + "AMQP: {}\n", want: []string{"AMQP (F:3): unknown key, did you mean amqp?"}},
-		"nothing near": {yaml: valid + "password: x\n", want: []string{
-			"password (F:3): unknown key, there are kind, kafka, kafka.brokers, kafka.client_id, kafka.partitioner, kafka.max_message_bytes, amqp, amqp.uri, amqp.topology, amqp.declare_queues",
+		"nothing near": {yaml: valid + "something: x\n", want: []string{
+			"something (F:3): unknown key, there are kind, kafka, kafka.brokers, kafka.client_id, kafka.partitioner, kafka.compression, kafka.max_message_bytes, " +
+				"kafka.tls, kafka.tls.enabled, kafka.tls.ca_file, kafka.tls.cert_file, kafka.tls.key_file, kafka.tls.server_name, " +
+				"kafka.sasl, kafka.sasl.mechanism, kafka.sasl.user, kafka.sasl.password, kafka.sasl.without_tls, " +
+				"kafka.create_topics, kafka.create_topics.partitions, kafka.create_topics.replication_factor, kafka.create_topics.settings, " +
+				"amqp, amqp.uri, amqp.topology, amqp.declare_queues",
 		}},
 		"no names":    {yaml: valid + "amqp://u:p@h/: x\namqp: {? [a] : b}\n", want: []string{"? (F:3): unknown key, which is no name and not shown here", "amqp.? (F:4): unknown key, which is no name and not shown here"}},
 		"unknown env": {yaml: valid, environment: []string{"OUTBOX_BROKER_KAFKA_BROKER=b:9092", "OUTBOX_BROKER_URI=x"}, want: []string{"OUTBOX_BROKER_KAFKA_BROKER: unknown environment variable, did you mean OUTBOX_BROKER_KAFKA_BROKERS?", "OUTBOX_BROKER_URI: unknown environment variable, did you mean OUTBOX_BROKER_AMQP_URI?"}},

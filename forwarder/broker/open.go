@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"errors"
+
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -36,7 +38,11 @@ func openOne(cfg Config, logger watermill.LoggerAdapter) (message.Publisher, err
 		}
 		return publisher, nil
 	}
-	publisher, err := kafka.NewPublisher(cfg.Kafka.config(), logger)
+	kafkaConfig, problems := cfg.Kafka.config()
+	if len(problems) > 0 { // files may have gone since they were checked
+		return nil, errors.Join(asErrors(problems)...)
+	}
+	publisher, err := kafka.NewPublisher(kafkaConfig, logger)
 	if err != nil {
 		return nil, &keyError{key: "kafka", err: err}
 	}

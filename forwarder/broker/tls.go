@@ -45,11 +45,8 @@ func (t TLS) check(section string, uri URI) []*keyError {
 	return problems
 }
 
-// config is nil for the zero value, which leaves the choice to the client library.
+// config is nil where there are problems.
 func (t TLS) config(section string) (*tls.Config, []*keyError) {
-	if t == (TLS{}) {
-		return nil, nil
-	}
 	var problems []*keyError
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if t.CAFile != "" {
@@ -63,7 +60,10 @@ func (t TLS) config(section string) (*tls.Config, []*keyError) {
 		problems = append(problems, t.checkPair(section)...)
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.certificate() }
 	}
-	return cfg, problems
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return cfg, nil
 }
 
 func readAuthorities(file string) (*x509.CertPool, error) {

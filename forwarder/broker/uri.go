@@ -67,7 +67,7 @@ func (u URI) LogValue() slog.Value { return slog.StringValue(u.String()) }
 var (
 	errAtSign = errors.New("an @ stands after the host: percent-encode special characters of the password (/ is %2F, # is %23, @ is %40)")
 	errOpaque = errors.New("two slashes are missing: amqp://user:password@host:5672/vhost is needed")
-	errMasked = errors.New("the password is masked: a printed configuration was copied, the real URI is needed")
+	errMasked = errors.New("the password is masked: a printed configuration was copied, the real one is needed")
 )
 
 // check finds what the client library would read in another way than it was meant.

@@ -66,7 +66,20 @@ func TestPrintedConfigIsMasked(t *testing.T) {
 	t.Parallel()
 	for _, uri := range []broker.URI{"amqp://outbox:hunter2@rabbit:5672/", "amqp://outbox:hunter2/@rabbit", "amqp://outbox:%hunter2@rabbit"} {
 		cfg := broker.Config{Kind: broker.KindAMQP, AMQP: broker.AMQP{URI: uri}}
-		for _, value := range []any{cfg, &cfg, cfg.AMQP, cfg.AMQP.URI, []broker.Config{cfg}, map[string]any{"broker": cfg}, struct{ Broker *broker.Config }{&cfg}, struct{ AMQP *broker.AMQP }{&cfg.AMQP}, struct{ URI *broker.URI }{&cfg.AMQP.URI}, struct{ Nested *struct{ broker.Config } }{}} {
+		cfg.Kafka.SASL = broker.KafkaSASL{Mechanism: broker.SASLPlain, User: "outbox", Password: "hunter2"}
+		for _, value := range []any{
+			cfg.Kafka, &cfg.Kafka, cfg.Kafka.SASL, cfg.Kafka.SASL.Password,
+			struct{ Kafka *broker.Kafka }{&cfg.Kafka},
+			struct{ SASL *broker.KafkaSASL }{&cfg.Kafka.SASL},
+			struct{ Password *broker.Secret }{&cfg.Kafka.SASL.Password},
+			cfg, &cfg, cfg.AMQP, cfg.AMQP.URI,
+			[]broker.Config{cfg},
+			map[string]any{"broker": cfg},
+			struct{ Broker *broker.Config }{&cfg},
+			struct{ AMQP *broker.AMQP }{&cfg.AMQP},
+			struct{ URI *broker.URI }{&cfg.AMQP.URI},
+			struct{ Nested *struct{ broker.Config } }{},
+		} {
 			for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x", "%X", "%o", "%c", "%U", "%40s", "%!"} {
 				requireMasked(t, fmt.Sprintf(format, value))
 			}
@@ -88,17 +101,27 @@ func TestPrintedConfigIsMasked(t *testing.T) {
 		}
 		require.Contains(t, string(cfg.AMQP.URI), secret, "the real one")
 		require.Equal(t, slog.KindString, cfg.AMQP.URI.LogValue().Kind())
+		require.Equal(t, secret, string(cfg.Kafka.SASL.Password), "the real one")
+		require.Equal(t, slog.KindString, cfg.Kafka.SASL.Password.LogValue().Kind())
+		require.Contains(t, fmt.Sprintf("%+v", cfg), "User:outbox Password:xxxxx")
 	}
 }
 
 // What was printed is not taken for a configuration.
 func TestPrintedConfigDoesNotLoad(t *testing.T) {
 	t.Parallel()
-	printed, err := yaml.Marshal(broker.Config{Kind: broker.KindAMQP, AMQP: broker.AMQP{URI: "amqp://outbox:hunter2@rabbit:5672/"}})
+	printed, err := yaml.Marshal(broker.Config{
+		Kind:  broker.KindAMQP,
+		Kafka: broker.Kafka{SASL: broker.KafkaSASL{Mechanism: broker.SASLScramSHA256, User: "outbox", Password: "hunter2"}},
+		AMQP:  broker.AMQP{URI: "amqp://outbox:hunter2@rabbit:5672/"},
+	})
 	require.NoError(t, err)
 	_, err = broker.LoadFrom(yamlFile(t, string(printed)), "")
-	require.Len(t, joined(t, err), 1)
-	require.ErrorContains(t, err, "the password is masked")
+	require.Len(t, joined(t, err), 2)
+	require.ErrorContains(t, err, "kafka.sasl.password")
+	require.ErrorContains(t, err, "amqp.uri")
+	require.ErrorContains(t, joined(t, err)[0], "the password is masked")
+	require.ErrorContains(t, joined(t, err)[1], "the password is masked")
 }
 
 // Wherever the address was put by mistake, no error repeats the password.
@@ -112,6 +135,8 @@ func TestErrorsDoNotRepeatThePassword(t *testing.T) {
 		"KIND", "KAFKA_BROKERS", "KAFKA_CLIENT_ID", "KAFKA_PARTITIONER", "KAFKA_MAX_MESSAGE_BYTES", "AMQP_URI", "AMQP_TOPOLOGY", "AMQP_DECLARE_QUEUES", "TYPO",
 		"AMQP_QUEUE_TYPE", "AMQP_EXCHANGE", "AMQP_EXCHANGE_METADATA", "AMQP_ROUTING_KEY_METADATA", "AMQP_EXISTING_EXCHANGES",
 		"AMQP_TLS_CA_FILE", "AMQP_TLS_CERT_FILE", "AMQP_TLS_KEY_FILE", "AMQP_TLS_SERVER_NAME",
+		"KAFKA_COMPRESSION", "KAFKA_TLS_ENABLED", "KAFKA_TLS_CA_FILE", "KAFKA_TLS_CERT_FILE", "KAFKA_TLS_KEY_FILE", "KAFKA_TLS_SERVER_NAME", "KAFKA_SASL_MECHANISM",
+		"KAFKA_SASL_USER", "KAFKA_SASL_PASSWORD", "KAFKA_SASL_WITHOUT_TLS", "KAFKA_CREATE_TOPICS_PARTITIONS", "KAFKA_CREATE_TOPICS_REPLICATION_FACTOR", "KAFKA_CREATE_TOPICS_SETTINGS",
 	}
 	files := []string{
 		"URI", "kind: URI", "kind: [URI]", "amqp: URI", "amqp: [URI]", "amqp: {URI}", "amqp:\n  uri:URI", "amqp:\n  URI: x", "URI: x", "'URI'", "'URI': x",
@@ -120,6 +145,9 @@ func TestErrorsDoNotRepeatThePassword(t *testing.T) {
 		"amqp: {queue_type: 'URI'}", "amqp: {tls: 'URI'}", "amqp: {tls: ['URI']}", "amqp: {tls: {'URI': x}}", "amqp: {uri: 'URI', tls: {ca_file: 'URI'}}",
 		"amqp: {uri: 'URI', tls: {cert_file: 'URI', key_file: 'URI'}}", "amqp: {uri: 'URI', tls: {cert_file: 'URI'}}",
 		"amqp: {declare_queues: 'URI'}", "amqp: {uri: 'URI', topology: pubsub, declare_queues: true}", "amqp: {uri: 'URI'\n", "amqp: {uri: \"URI}\n", "kind: amqp\namqp: {uri: 'URI'}",
+		"kafka: {compression: 'URI'}", "kafka: {tls: 'URI'}", "kafka: {tls: {enabled: true, ca_file: 'URI', cert_file: 'URI', key_file: 'URI'}}",
+		"kafka: {sasl: 'URI'}", "kafka: {sasl: {mechanism: 'URI', user: 'URI', password: ['URI'], without_tls: 'URI'}}", "kafka: {sasl: {mechanism: PLAIN, password: 'URI'}}",
+		"kafka: {create_topics: 'URI'}", "kafka: {create_topics: {partitions: 'URI', settings: ['URI']}}", "kafka: {create_topics: {settings: ['a=URI', 'a=URI']}}",
 		"? [URI]\n: x", "%URI\n---\n", "--- URI\n--- URI\n", "- URI",
 	}
 	check := func(err error) {

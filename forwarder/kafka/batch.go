@@ -19,20 +19,50 @@ type batch struct {
 	maxMessageBytes int
 }
 
-// send sends one wave, in which no two messages belong to one unit.
+// send sends one wave, in which no two messages belong to one unit. A broker refuses
+// records by the batch that the client library made of them, for the fault of one or
+// because it is too large as a whole: in halves, and halves of these, what is not to
+// blame gets through, and what is gets an answer of its own.
 func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	results := b.produce(ctx, wave)
 	if len(wave) == 1 {
 		return results
 	}
-	// A broker refuses records by the batch that the client library made of them:
-	// sent alone, each gets an answer of its own.
-	for i, err := range results {
-		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[i]] == nil {
-			results[i] = b.produce(ctx, wave[i:i+1])[0]
-		}
+	refused := b.refusedByBroker(wave, results)
+	middle := (len(refused) + 1) / 2
+	for _, half := range [][]int{refused[:middle], refused[middle:]} {
+		b.sendAgain(ctx, wave, half, results)
 	}
 	return results
+}
+
+// sendAgain sends some messages of a wave again, and replaces their results.
+func (b batch) sendAgain(ctx context.Context, wave []forwarder.Outgoing, places []int, results []error) {
+	if len(places) == 0 {
+		return
+	}
+	if err := ctx.Err(); err != nil {
+		for _, place := range places {
+			results[place] = forwarder.Unavailable(err) // nobody knows whose fault it was
+		}
+		return
+	}
+	part := make([]forwarder.Outgoing, len(places))
+	for i, place := range places {
+		part[i] = wave[place]
+	}
+	for i, err := range b.send(ctx, part) {
+		results[places[i]] = err
+	}
+}
+
+func (b batch) refusedByBroker(wave []forwarder.Outgoing, results []error) (places []int) {
+	for place, err := range results {
+		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[place]] == nil {
+			places = append(places, place)
+		}
+	}
+	return places
 }
 
 // produce waits for the answer to each message: they come in any order. The records get

@@ -3,7 +3,9 @@ package kafka_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -91,6 +93,44 @@ func TestTooLargeMessageFailsAlone(t *testing.T) {
 	}
 }
 
+// A topic may take less than a batch that the client library makes: what is not to blame
+// is delivered, once, whatever else is in the batch.
+func TestBatchThatIsTooLargeForTheTopic(t *testing.T) {
+	t.Parallel()
+	for name, tooLarge := range map[string][]int{"all fit": nil, "some do not": {0, 77, 78, 199}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			topic := testkafka.NewTopic(t, 2, "max.message.bytes", "10000")
+			publisher := newPublisher(t, kafka.Config{})
+			var msgs []forwarder.Outgoing
+			var want []string
+			for n := range 200 {
+				id, size := fmt.Sprint(n), 1000
+				if slices.Contains(tooLarge, n) {
+					size = 20_000
+				} else {
+					want = append(want, id)
+				}
+				msgs = append(msgs, outgoing(topic, id, id, string(incompressible(size))))
+			}
+			for n, err := range publish(t, publisher, msgs...) {
+				if slices.Contains(tooLarge, n) {
+					require.ErrorIs(t, err, forwarder.ErrRefused)
+					require.ErrorContains(t, err, "max.message.bytes")
+				} else {
+					require.NoError(t, err, "message %d", n)
+				}
+			}
+			require.NoError(t, publish(t, publisher, outgoing(topic, "last", "last", "x"))[0])
+			var got []string
+			for _, record := range testkafka.NewConsumer(t, topic).Take(t, len(want)+1) {
+				got = append(got, idOf(t, record))
+			}
+			require.ElementsMatch(t, append(want, "last"), got)
+		})
+	}
+}
+
 func incompressible(n int) []byte {
 	payload := make([]byte, n)
 	state := uint32(1)
@@ -120,6 +160,23 @@ func TestUnknownTopicFailsAlone(t *testing.T) {
 
 	testkafka.CreateTopic(t, unknown, 1)
 	require.NoError(t, publish(t, publisher, msgs[0])[0], "an absence is not remembered")
+}
+
+// A topic that lacks replicas, as after the loss of a broker, takes no more time from the
+// others than an election.
+func TestTopicWithoutReplicasFailsAlone(t *testing.T) {
+	t.Parallel()
+	topic, starved := testkafka.NewTopic(t, 1), testkafka.NewStarvedTopic(t)
+	publisher := newPublisher(t, kafka.Config{})
+	results := publish(t, publisher,
+		outgoing(starved, "a", "1", "x"), outgoing(topic, "a", "2", "x"),
+		outgoing(starved, "a", "3", "x"), outgoing(topic, "a", "4", "x"))
+	require.ErrorIs(t, results[0], forwarder.ErrDestinationUnavailable)
+	require.ErrorContains(t, results[0], "NOT_ENOUGH_REPLICAS")
+	require.NoError(t, results[1])
+	require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+	require.NoError(t, results[3])
+	require.Len(t, testkafka.NewConsumer(t, topic).Take(t, 2), 2)
 }
 
 // A topic that was deleted and created again has a new id: the client must not insist
@@ -165,13 +222,16 @@ func TestCancelledPublishLeavesBatchesAlone(t *testing.T) {
 func TestMarshallingIsCheckedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	topic := testkafka.NewTopic(t, 1)
-	reserved := outgoing(topic, "a", "2", "x")
-	reserved.Message.Metadata.Set("_watermill_message_uuid", "other")
 	publisher := newPublisher(t, kafka.Config{})
-	results := publish(t, publisher, outgoing(topic, "a", "1", "x"), reserved, outgoing(topic, "a", "3", "x"))
-	require.NoError(t, results[0])
-	require.ErrorIs(t, results[1], forwarder.ErrRefused)
-	require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+	for _, value := range []string{"other", ""} {
+		reserved := outgoing(topic, "a", "2", "x")
+		reserved.Message.Metadata.Set("_watermill_message_uuid", value)
+		results := publish(t, publisher, outgoing(topic, "a", "1", "x"), reserved, outgoing(topic, "a", "3", "x"))
+		require.NoError(t, results[0])
+		require.ErrorIs(t, results[1], forwarder.ErrRefused)
+		require.ErrorContains(t, results[1], "_watermill_message_uuid")
+		require.ErrorIs(t, results[2], forwarder.ErrKeyHeld)
+	}
 
 	panicking := newPublisher(t, kafka.Config{Marshaler: panicMarshaler{}})
 	require.ErrorIs(t, publish(t, panicking, outgoing(topic, "a", "4", "x"))[0], forwarder.ErrRefused)
@@ -188,14 +248,22 @@ func TestPartitionersAgreeWithOtherClients(t *testing.T) {
 	const partitions = 7
 	topic := testkafka.NewTopic(t, partitions)
 	// Hashes from the Java client's own tests.
-	javaHashes := map[string]int32{"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+	javaHashes := map[string]int32{
+		"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536, "a-little-bit-longer-string": -1486304829,
+		"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971, "abc": 479470107,
+	}
 	saramaPartitioner := sarama.NewHashPartitioner(topic)
 	want := map[string]int32{}
 	var java, goClients []forwarder.Outgoing
 	for key, hash := range javaHashes {
 		java = append(java, outgoing(topic, key, "java "+key, "x"))
 		want["java "+key] = (hash & 0x7fffffff) % partitions
-
+	}
+	keys := slices.Collect(maps.Keys(javaHashes))
+	for n := range 50 {
+		keys = append(keys, fmt.Sprint("order-", n), fmt.Sprint("ключ 鍵 ", n))
+	}
+	for _, key := range keys {
 		partition, err := saramaPartitioner.Partition(&sarama.ProducerMessage{Key: sarama.StringEncoder(key)}, partitions)
 		require.NoError(t, err)
 		goClients = append(goClients, outgoing(topic, key, "sarama "+key, "x"))

@@ -10,10 +10,16 @@ import (
 // metadataMinAge lets a new leader be found soon after an election.
 const metadataMinAge = 250 * time.Millisecond
 
-// newClient leaves acks=all, idempotence, no creation of topics and unlimited retries
-// as they are by default: the time is bounded by the batch.
+// recordRetries is how often the client library tries again where a partition has no
+// leader, or too few replicas: for a second or two, as an election takes. Without a bound
+// a batch would wait for that one topic, and the others' messages in it with it. What the
+// broker may have written already is never given up by this bound.
+const recordRetries = 5
+
+// newClient leaves acks=all, idempotence and no creation of topics as they are by
+// default. The time is bounded by the batch.
 func (p *Publisher) newClient() (*kgo.Client, error) {
-	return kgo.NewClient( //nolint:wrapcheck // NewPublisher wraps it
+	options := append(p.config.securityOptions(),
 		kgo.SeedBrokers(p.config.Brokers...),
 		kgo.ClientID(p.config.ClientID),
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -21,8 +27,11 @@ func (p *Publisher) newClient() (*kgo.Client, error) {
 		kgo.ProducerBatchMaxBytes(int32(p.config.MaxMessageBytes)), //nolint:gosec // Validate bounds it
 		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(p.config.hasher())),
 		kgo.MetadataMinAge(metadataMinAge),
+		kgo.RecordRetries(recordRetries),
+		kgo.ProducerBatchCompression(codecs[p.config.Compression]),
 		kgo.WithLogger(clientLogger{p.logger}),
 	)
+	return kgo.NewClient(options...) //nolint:wrapcheck // NewPublisher wraps it
 }
 
 // replace closes a client and puts a new one in its place, unless that has happened.

@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl"
 )
 
 // Partitioner says how a record's key chooses its partition.
@@ -43,9 +45,32 @@ type Config struct {
 	// Partitioner is Murmur2 or FNV1a. Changing it moves keys to other partitions.
 	// Default: Murmur2.
 	Partitioner Partitioner
-	// MaxMessageBytes is the largest record that is sent; a larger one is refused. Set
-	// it to the topics' max.message.bytes. Default: DefaultMaxMessageBytes.
+	// Compression says how batches are compressed. Default: NoCompression, as with Java's
+	// and sarama's producers; LZ4 and Zstd save much of the network and of the broker's
+	// disk where payloads are text.
+	Compression Compression
+	// MaxMessageBytes is the largest record that is sent, and the largest batch of
+	// records of one partition, both before compression; a larger record is refused. Set
+	// it to the topics' max.message.bytes: what exceeds that of its topic is refused
+	// alone, by the broker, after some detours. Default: DefaultMaxMessageBytes.
 	MaxMessageBytes int
+	// TLS encrypts all connections, and identifies this client where it holds a
+	// certificate. A ServerName that is empty is that of each broker's address. It must
+	// not be changed after it was handed over. Default: nil, no TLS.
+	TLS *tls.Config
+	// SASL authenticates all connections: what packages plain, scram, oauth and others
+	// below github.com/twmb/franz-go/pkg/sasl make. A function that returns credentials
+	// is called for each connection, so they may change. Default: nil, no authentication.
+	SASL sasl.Mechanism
+	// SASLWithoutTLS allows the mechanisms PLAIN and OAUTHBEARER without TLS. They send
+	// the password or the token as it is, for anyone between here and the broker to
+	// read. SCRAM does not need it: it proves the password, but leaves weak ones to be
+	// guessed. Default: false, such a Config is refused.
+	SASLWithoutTLS bool
+	// CreateTopics creates the topics that are missing. Default: nil, none is created,
+	// whatever the broker's auto.create.topics.enable says; messages for a missing topic
+	// wait in the outbox.
+	CreateTopics *TopicCreation
 }
 
 func (c *Config) setDefaults() {
@@ -57,6 +82,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Partitioner == "" {
 		c.Partitioner = Murmur2
+	}
+	if c.Compression == "" {
+		c.Compression = NoCompression
 	}
 	if c.MaxMessageBytes == 0 {
 		c.MaxMessageBytes = DefaultMaxMessageBytes
@@ -83,7 +111,12 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("%w: MaxMessageBytes is %d, allowed is %d to %d",
 			ErrInvalidConfig, c.MaxMessageBytes, minMessageBytes, maxMessageBytes))
 	}
-	return errors.Join(errs...)
+	if _, ok := codecs[c.Compression]; !ok {
+		errs = append(errs, fmt.Errorf("%w: Compression is %q, allowed are %q, %q, %q, %q and %q",
+			ErrInvalidConfig, c.Compression, NoCompression, Gzip, Snappy, LZ4, Zstd))
+	}
+	errs = append(errs, c.CreateTopics.check()...)
+	return errors.Join(append(errs, c.checkSecurity())...)
 }
 
 // The client library's limits for a batch of records, and for a request.

@@ -26,7 +26,7 @@ func classify(err error, maxMessageBytes int) error {
 			err, maxMessageBytes))
 	case isAny(err, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp):
 		return forwarder.Refused(err)
-	case isDestinationError(err):
+	case isDestinationError(err) || isPartitionError(err):
 		return forwarder.DestinationUnavailable(err)
 	default:
 		return forwarder.Unavailable(err)
@@ -35,6 +35,12 @@ func classify(err error, maxMessageBytes int) error {
 
 func isDestinationError(err error) bool {
 	return isAny(err, kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InvalidTopicException, kerr.TopicAuthorizationFailed)
+}
+
+// isPartitionError: the topic exists, but cannot be written for now. Others can.
+func isPartitionError(err error) bool {
+	return isAny(err, kerr.NotEnoughReplicas, kerr.NotEnoughReplicasAfterAppend, kerr.LeaderNotAvailable,
+		kerr.NotLeaderForPartition, kerr.KafkaStorageError)
 }
 
 func isAny(err error, targets ...error) bool {

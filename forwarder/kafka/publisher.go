@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -75,7 +77,7 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 	if client == nil {
 		return same(len(msgs), forwarder.Unavailable(ErrClosed))
 	}
-	missing, err := missingTopics(ctx, client, msgs)
+	missing, err := p.missingTopics(ctx, client, msgs)
 	if err != nil {
 		return same(len(msgs), forwarder.Unavailable(err))
 	}
@@ -101,7 +103,15 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 	defer stop()
 	results := forwarder.Waves(ctx, msgs, b.send)
 	forgetRecreated(client, msgs, results)
+	if isAnyOf(results, kerr.ClusterAuthorizationFailed) {
+		// The client library remembers that it may not write, even once it may.
+		p.replace(client)
+	}
 	return results
+}
+
+func isAnyOf(results []error, target error) bool {
+	return slices.ContainsFunc(results, func(err error) bool { return errors.Is(err, target) })
 }
 
 // replaceAfter closes the client where ctx has ended and the batch goes on: a request

@@ -81,7 +81,12 @@ func newPublisher(t *testing.T, cfg kafka.Config) *kafka.Publisher {
 
 func runForwarder(t *testing.T, db *testdb.DB) {
 	t.Helper()
-	f, err := forwarder.New(db.DB, newPublisher(t, kafka.Config{}), forwarder.Config{Schema: db.Schema}, watermill.NewStdLogger(false, false))
+	runForwarderWith(t, db, newPublisher(t, kafka.Config{}))
+}
+
+func runForwarderWith(t *testing.T, db *testdb.DB, publisher message.Publisher) {
+	t.Helper()
+	f, err := forwarder.New(db.DB, publisher, forwarder.Config{Schema: db.Schema}, watermill.NewStdLogger(false, false))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -92,6 +97,7 @@ func runForwarder(t *testing.T, db *testdb.DB) {
 	})
 }
 
+// subscribe returns what watermill-kafka's subscriber receives, as it is by default.
 func subscribe(t *testing.T, topic string) <-chan *message.Message {
 	t.Helper()
 	subscriber, err := wmkafka.NewSubscriber(wmkafka.SubscriberConfig{

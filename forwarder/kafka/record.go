@@ -3,6 +3,8 @@ package kafka
 import (
 	"fmt"
 
+	"github.com/IBM/sarama"
+	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -31,8 +33,26 @@ func (p *Publisher) record(msg forwarder.Outgoing) (record *kgo.Record, err erro
 			return nil, fmt.Errorf("encode: %w", err)
 		}
 	}
+	if err := checkHeaders(marshalled.Headers); err != nil {
+		return nil, err
+	}
 	for i, header := range marshalled.Headers {
 		record.Headers[i] = kgo.RecordHeader{Key: string(header.Key), Value: header.Value}
 	}
 	return record, nil
+}
+
+// checkHeaders finds a second header with an event id. watermill-kafka's marshaler lets
+// a metadata value pass that is empty, and its subscriber would take that for the id.
+func checkHeaders(headers []sarama.RecordHeader) error {
+	ids := 0
+	for _, header := range headers {
+		if string(header.Key) == kafka.UUIDHeaderKey {
+			ids++
+		}
+	}
+	if ids > 1 {
+		return fmt.Errorf("marshal: the metadata key %q is reserved for the event id", kafka.UUIDHeaderKey)
+	}
+	return nil
 }

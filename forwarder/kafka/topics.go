@@ -19,8 +19,9 @@ import (
 const topicsMaxAge = 5 * time.Second
 
 // missingTopics says which topics of a batch the broker does not have or does not
-// give us. Asking first keeps one unknown topic from delaying the whole batch.
-func missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Outgoing) (map[string]error, error) {
+// give us, after those that may be created were. Asking first keeps one unknown topic
+// from delaying the whole batch.
+func (p *Publisher) missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Outgoing) (map[string]error, error) {
 	var topics []string
 	seen := map[string]bool{}
 	for _, msg := range msgs {
@@ -35,7 +36,11 @@ func missingTopics(ctx context.Context, client *kgo.Client, msgs []forwarder.Out
 	}
 	// The client library remembers an absence as well. A topic that has been created
 	// meanwhile should not wait for that to grow old.
-	return askForTopics(ctx, client, slices.Collect(maps.Keys(missing)), time.Nanosecond)
+	missing, err = askForTopics(ctx, client, slices.Collect(maps.Keys(missing)), time.Nanosecond)
+	if err != nil || p.config.CreateTopics == nil {
+		return missing, err
+	}
+	return p.config.CreateTopics.create(ctx, client, missing), nil
 }
 
 // forgetRecreated makes the client library ask anew for topics that were deleted and

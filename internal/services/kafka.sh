@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Starts or stops the Apache Kafka of the tests: kafka.sh start|stop. One node,
 # broker at 127.0.0.1:$SERVICES_KAFKA_PORT (29092), controller at the port after
-# it. If KAFKA_BROKERS is set, those are asked for a sign of life instead, and none
-# is started.
+# it, then the listeners with TLS and SASL. If KAFKA_BROKERS is set, those are asked
+# for a sign of life instead, and none is started.
 service=kafka
 # shellcheck source=internal/services/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 port=${SERVICES_KAFKA_PORT:-29092}
 address=127.0.0.1:$port
+controller_port=$((port + 1))
+
+# The names of the listeners stand in server.properties, too.
+secure_listeners=TLS://127.0.0.1:$((port + 2)),MTLS://127.0.0.1:$((port + 3)),SASL://127.0.0.1:$((port + 4)),SASLTLS://127.0.0.1:$((port + 5))
 
 # 16 bytes in base64, as Kafka wants it: "watermill-outbox". By it a running server
 # is known as ours.
@@ -30,6 +34,18 @@ ask_metadata() {
 # answers: our cluster, with its broker registered.
 answers() {
   [[ $(ask_metadata "$address" | tr -c '[:print:]' ' ') == *127.0.0.1*"$cluster_id"* ]]
+}
+
+# secure_listeners_answer: not so where a Kafka was started by an older kafka.sh. One
+# that is still starting opens them a moment after the plain one.
+secure_listeners_answer() {
+  local listener deadline=$((SECONDS + 10))
+  for listener in ${secure_listeners//,/ }; do
+    until tcp_open "${listener#*://}"; do
+      ((SECONDS < deadline)) || return 1
+      sleep 0.2
+    done
+  done
 }
 
 check_users_server() {
@@ -72,6 +88,35 @@ fetch_jars() {
   mv "$new" "$jars"
 }
 
+# make_certificates: of an authority of our own, for this start of the server. They
+# outlast any run of it. A name below .test (RFC 6761) is nobody's.
+make_certificates() {
+  local log=$home/openssl.log
+  rm -rf "$tls"
+  mkdir -p "$tls"
+  if ! { make_authority && make_certificate server && make_certificate client; } </dev/null >"$log" 2>&1; then
+    show_log "$log"
+    die "cannot make certificates"
+  fi
+}
+
+# An elliptic curve: such keys take no time to make.
+new_key=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+
+make_authority() {
+  openssl req -x509 "${new_key[@]}" -days 3650 -subj /CN=watermill-outbox-test-ca -keyout "$tls/ca-key.pem" -out "$tls/ca.pem"
+}
+
+# make_certificate NAME: NAME.pem holds key and certificate, as Kafka takes them.
+make_certificate() {
+  local files=$tls/$1
+  echo 'subjectAltName=IP:127.0.0.1,DNS:kafka.test' >"$files.extensions" &&
+    openssl req -new "${new_key[@]}" -subj "/CN=$1" -keyout "$files-key.pem" -out "$files.csr" &&
+    openssl x509 -req -in "$files.csr" -CA "$tls/ca.pem" -CAkey "$tls/ca-key.pem" -CAcreateserial \
+      -days 3650 -extfile "$files.extensions" -out "$files-cert.pem" &&
+    cat "$files-key.pem" "$files-cert.pem" >"$files.pem"
+}
+
 # format_data: where $data.formatted exists, $data is complete, whenever we are killed.
 format_data() {
   rm -rf "$data"
@@ -90,8 +135,8 @@ find_server() {
 }
 
 start() {
-  local advice="install a Java runtime (17 or newer) and Maven, or set KAFKA_BROKERS to the addresses of a Kafka"
-  local java pid hash home jars data config properties jvm
+  local advice="install a Java runtime (17 or newer), Maven and openssl, or set KAFKA_BROKERS to the addresses of a Kafka"
+  local java pid hash home=$state/kafka jars data tls config properties jvm
 
   if [[ -n ${KAFKA_BROKERS:-} ]]; then
     check_users_server
@@ -99,14 +144,21 @@ start() {
   fi
   stop_orphan " -Dservices.kafka.log=" KILL
   if already_answers "$address" "stop it, or set SERVICES_KAFKA_PORT or KAFKA_BROKERS"; then
-    say "answers at $address"
-    return
+    if secure_listeners_answer; then
+      say "answers at $address"
+      return
+    fi
+    if ! find_server || ! grep -qF "PLAINTEXT://$address," "$home/server.properties"; then
+      die "the Kafka at $address was started by an older version of another clone, and has no listeners for TLS and SASL; call 'make services-stop' there, or set SERVICES_KAFKA_PORT or KAFKA_BROKERS"
+    fi
+    say "starting it anew, with listeners for TLS and SASL"
+    stop
   fi
 
-  home=$state/kafka
   hash=$(cksum <"$here/kafka/pom.xml" | cut -d' ' -f1)
   jars=$home/jars-$hash
   data=$home/data-$hash
+  tls=$home/tls
   config=$home/server.properties
   mkdir -p "$home"
   if find_server; then
@@ -117,13 +169,17 @@ start() {
     have mvn || apt_install maven || die "$advice"
     fetch_jars
   fi
+  have openssl || apt_install openssl || die "$advice"
+  make_certificates
 
   cp "$here/kafka/log4j2.xml" "$home/" # the path of the clone may be one that Java cannot take
   jvm=("$java" -Xms128m -Xmx512m -XX:+ExitOnOutOfMemoryError "-Dlog4j2.configurationFile=$home/log4j2.xml"
     "-Dservices.kafka.log=$home/log" -cp "$jars/*")
   properties=$(<"$here/kafka/server.properties")
   properties=${properties//@PORT@/"$port"}
-  properties=${properties//@CONTROLLER_PORT@/"$((port + 1))"}
+  properties=${properties//@CONTROLLER_PORT@/"$controller_port"}
+  properties=${properties//@SECURE_LISTENERS@/"$secure_listeners"}
+  properties=${properties//@TLS@/"$tls"}
   properties=${properties//@DATA@/"$data"}
   printf '%s\n' "$properties" >"$config"
   if [[ ! -e $data.formatted ]]; then

@@ -79,6 +79,56 @@ func CreateTopic(t *testing.T, name string, partitions int32, configs ...string)
 	}, requestTimeout, 10*time.Millisecond)
 }
 
+// FutureTopic returns a name for a topic that is to be created, and is deleted after the
+// test if it was.
+func FutureTopic(t *testing.T) string {
+	t.Helper()
+	name := TopicName(t)
+	t.Cleanup(func() { DeleteTopic(t, name) })
+	return name
+}
+
+// Partitions returns the number of a topic's partitions: 0 where there is no such topic.
+func Partitions(t *testing.T, name string) int {
+	t.Helper()
+	topic := kmsg.NewMetadataRequestTopic()
+	topic.Topic = &name
+	request := kmsg.NewPtrMetadataRequest()
+	request.Topics = append(request.Topics, topic)
+	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+	defer cancel()
+	response, err := request.RequestWith(ctx, newClient(t))
+	require.NoError(t, err)
+	return len(response.Topics[0].Partitions)
+}
+
+// TopicSetting returns a setting of a topic.
+func TopicSetting(t *testing.T, topic, name string) string {
+	t.Helper()
+	return setting(t, newClient(t), kmsg.ConfigResourceTypeTopic, topic, name)
+}
+
+func setting(t *testing.T, client *kgo.Client, kind kmsg.ConfigResourceType, of, name string) string {
+	t.Helper()
+	resource := kmsg.NewDescribeConfigsRequestResource()
+	resource.ResourceType, resource.ResourceName, resource.ConfigNames = kind, of, []string{name}
+	request := kmsg.NewPtrDescribeConfigsRequest()
+	request.Resources = append(request.Resources, resource)
+	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+	defer cancel()
+	response, err := request.RequestWith(ctx, client)
+	require.NoError(t, err)
+	require.NoError(t, kerr.ErrorForCode(response.Resources[0].ErrorCode))
+	for _, config := range response.Resources[0].Configs {
+		if config.Name == name && config.Value != nil {
+			return *config.Value
+		}
+	}
+	require.FailNowf(t, "no such setting",
+		"the Kafka at %v does not tell %s of %s: \"make services\" starts one that does", Brokers(), name, of)
+	return ""
+}
+
 // Ends returns the offset after the last record of each partition. It fails where the
 // broker does not lead all of them.
 func Ends(ctx context.Context, client *kgo.Client, name string, partitions int32) (map[int32]int64, error) {
