@@ -7,4 +7,7 @@
 // then the rows at their heads, so that no two replicas ever work on the same unit
 // at once. The locks end with the transaction: a replica that dies gives its rows
 // back, and they are sent again.
+//
+// A Forwarder runs by itself (Run), or lives and ends with a Watermill router
+// (RouterPlugin).
 package forwarder

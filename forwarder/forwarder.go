@@ -19,8 +19,8 @@ import (
 	"github.com/watermill-outbox/outbox/schema"
 )
 
-// ErrAlreadyRun says that Run was called a second time: make a new Forwarder.
-var ErrAlreadyRun = errors.New("forwarder: Run was called before")
+// ErrAlreadyRun says that Run or RouterPlugin was called before: make a new Forwarder.
+var ErrAlreadyRun = errors.New("forwarder: Run or RouterPlugin was called before")
 
 // ErrStuck says that a call into the database driver or the publisher did not return
 // in time when Run was to end. Its goroutine ends with that call; its rows are freed by
@@ -83,8 +83,14 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	if !f.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRun
 	}
+	return f.runBounded(ctx, nil, 0)
+}
+
+// runBounded is run, but does not wait for ever once ctx has ended. The time that
+// afterwards may take is its own.
+func (f *Forwarder) runBounded(ctx context.Context, afterwards func(*worker), itsTime time.Duration) error {
 	done := make(chan error, 1)
-	go func() { done <- f.run(ctx) }()
+	go func() { done <- f.run(ctx, afterwards) }()
 	select {
 	case err := <-done:
 		return err
@@ -92,7 +98,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 	f.logger.Info("Forwarder is stopping, it finishes the batches in flight", nil)
 	// lib/pq waits for the answer of a server that is silent, whatever its context says.
-	stuck := time.NewTimer(f.config.PublishTimeout + 5*f.config.DatabaseTimeout)
+	stuck := time.NewTimer(f.config.PublishTimeout + 5*f.config.DatabaseTimeout + itsTime)
 	defer stuck.Stop()
 	select {
 	case err := <-done:
@@ -102,7 +108,9 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-func (f *Forwarder) run(ctx context.Context) error {
+// run lets workers forward until ctx ends. When all have ended, afterwards gets one
+// more, if it is given.
+func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	version, err := f.waitForDatabase(ctx)
 	if errors.Is(err, errStopped) {
 		return nil
@@ -127,6 +135,9 @@ func (f *Forwarder) run(ctx context.Context) error {
 		"workers":  f.config.Workers,
 	})
 	workers.Wait()
+	if afterwards != nil {
+		afterwards(newWorker())
+	}
 	f.logger.Info("Forwarder has stopped", nil)
 	return nil
 }
