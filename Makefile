@@ -22,12 +22,14 @@ GOLANGCI := go tool -modfile="$$CLONE/tools/go.mod" golangci-lint
 SERVICES_POSTGRES_PORT ?= 54329
 SERVICES_KAFKA_PORT ?= 29092
 SERVICES_RABBITMQ_PORT ?= 25673
-export SERVICES_POSTGRES_PORT SERVICES_KAFKA_PORT SERVICES_RABBITMQ_PORT
+SERVICES_PGBOUNCER_PORT ?= 26432
+export SERVICES_POSTGRES_PORT SERVICES_KAFKA_PORT SERVICES_RABBITMQ_PORT SERVICES_PGBOUNCER_PORT
 # PGHOSTADDR and its like would change where they lead.
 ADDRESSES := if [[ -z $${POSTGRES_DSN:-} ]]; then unset "$${!PG@}"; fi; export \
 	POSTGRES_DSN="$${POSTGRES_DSN:-postgres://outbox:outbox@127.0.0.1:$$SERVICES_POSTGRES_PORT/outbox?sslmode=disable}" \
 	KAFKA_BROKERS="$${KAFKA_BROKERS:-127.0.0.1:$$SERVICES_KAFKA_PORT}" \
-	AMQP_URI="$${AMQP_URI:-amqp://outbox:outbox@127.0.0.1:$$SERVICES_RABBITMQ_PORT/}"
+	AMQP_URI="$${AMQP_URI:-amqp://outbox:outbox@127.0.0.1:$$SERVICES_RABBITMQ_PORT/}" \
+	PGBOUNCER_DSN="$${PGBOUNCER_DSN:-postgres://outbox:outbox@127.0.0.1:$$SERVICES_PGBOUNCER_PORT/outbox?sslmode=disable}"
 
 # A workspace around the clone must not hide what a module's own go.mod lacks.
 export GOWORK := off
@@ -89,8 +91,9 @@ tidy: ## run go mod tidy in every module
 	@for module in $(MODULES); do (cd "$$module" && go mod tidy) || exit; done
 
 .PHONY: services
-services: ## start Postgres, Kafka and RabbitMQ, unless they answer already
+services: ## start Postgres, PgBouncer, Kafka and RabbitMQ, unless they answer already
 	@internal/services/postgres.sh start
+	@internal/services/pgbouncer.sh start
 	@internal/services/kafka.sh start
 	@internal/services/rabbitmq.sh start
 
@@ -98,4 +101,5 @@ services: ## start Postgres, Kafka and RabbitMQ, unless they answer already
 services-stop: ## stop what 'make services' started
 	@internal/services/rabbitmq.sh stop
 	@internal/services/kafka.sh stop
+	@internal/services/pgbouncer.sh stop
 	@internal/services/postgres.sh stop

@@ -49,14 +49,16 @@ func newInsertStatements(s schema.Postgres) insertStatements {
 	return insertStatements{
 		text:  into + ` (id, destination, partition_key, metadata, payload) ` + one + `$5::text)`,
 		bytes: into + ` (id, destination, partition_key, metadata, payload_bytes) ` + one + `$5::bytea)`,
+		// pg_catalog: an unnest(text[]) of somebody else's, wherever in the search_path, would
+		// fit better than Postgres' own.
 		// ORDER BY: seq is drawn for the rows in the order that the SELECT gives them.
 		many: into + ` (id, destination, partition_key, metadata, payload, payload_bytes)
 			SELECT m.id, $1::text, nullif(m.partition_key, ''), m.metadata::jsonb,
 				CASE WHEN m.is_text THEN m.payload END,
 				CASE WHEN NOT m.is_text THEN m.payload_bytes END
 			FROM ROWS FROM (
-				unnest($2::text[]), unnest($3::text[]), unnest($4::text[]),
-				unnest($5::boolean[]), unnest($6::text[]), unnest($7::bytea[])
+				pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[]),
+				pg_catalog.unnest($5::boolean[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[])
 			) WITH ORDINALITY AS m (id, partition_key, metadata, is_text, payload, payload_bytes, ordinal)
 			ORDER BY m.ordinal`,
 	}

@@ -67,7 +67,8 @@ func NewPublisher(cfg PublisherConfig, logger watermill.LoggerAdapter) (*Publish
 // goes alone). The connection's client_encoding must be UTF8, the drivers' default.
 //
 // All messages are checked before the first is written. Errors wrap
-// ErrInvalidMessage, ErrInvalidDestination or ErrNoTx, or come from the database;
+// ErrInvalidMessage, ErrInvalidDestination or ErrNoTx, or come from the database, with
+// schema.ErrNotMigrated or schema.ErrPreparedStatement where these say what is wrong;
 // after a database error Postgres lets the transaction only roll back.
 func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, msgs ...*message.Message) error {
 	if len(msgs) == 0 {
@@ -85,7 +86,7 @@ func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, ms
 
 func (p *Publisher) write(ctx context.Context, tx Tx, destination string, rows []row) error {
 	if err := p.insert.exec(ctx, tx, destination, rows); err != nil {
-		return fmt.Errorf("outbox: insert into %s: %w", p.config.Schema.Outbox(), schema.Missing(err))
+		return fmt.Errorf("outbox: insert into %s: %w", p.config.Schema.Outbox(), schema.Explain(err))
 	}
 	p.logger.Trace("Messages written to the outbox", watermill.LogFields{
 		"destination": destination,

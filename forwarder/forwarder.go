@@ -77,8 +77,9 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 // is waited for, at the start as later; failures are logged and tried again. Run
 // returns an error only where nothing could ever be forwarded: the tables are missing
 // or of another version (schema.ErrNotMigrated, schema.ErrNewerSchema), the database
-// or the sequence is not fit (schema.ErrNotUTF8, schema.ErrSequenceCache), or Run was
-// called before (ErrAlreadyRun).
+// or the sequence is not fit (schema.ErrNotUTF8, schema.ErrSequenceCache), the driver's
+// settings do not go with a pooler (schema.ErrPreparedStatement), or Run was called
+// before (ErrAlreadyRun).
 func (f *Forwarder) Run(ctx context.Context) error {
 	if !f.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRun
@@ -239,9 +240,9 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 	if err := f.config.Schema.Check(ctx, f.db); err != nil {
 		return 0, err //nolint:wrapcheck // waitForDatabase wraps it
 	}
-	var text string
-	if err := f.db.QueryRowContext(ctx, `SELECT current_setting('server_version_num')`).Scan(&text); err != nil {
-		return 0, fmt.Errorf("read server_version_num: %w", err)
+	text, err := f.readVersion(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read server_version_num: %w", schema.Explain(err))
 	}
 	version, err = strconv.Atoi(text)
 	if err != nil {
@@ -250,11 +251,22 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 	return version, nil
 }
 
+// readVersion reads in a transaction, as schema.Postgres.Check does, and for its reason.
+func (f *Forwarder) readVersion(ctx context.Context) (version string, err error) {
+	tx, err := f.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return "", err //nolint:wrapcheck // inspectDatabase wraps it
+	}
+	defer tx.Rollback()
+	err = tx.QueryRowContext(ctx, `SELECT current_setting('server_version_num')`).Scan(&version)
+	return version, err
+}
+
 // isUnfit says that waiting cannot help.
 func isUnfit(err error) bool {
 	for _, reason := range []error{
 		schema.ErrInvalidName, schema.ErrNotUTF8, schema.ErrNotMigrated, schema.ErrNewerSchema,
-		schema.ErrForeignTable, schema.ErrSequenceCache,
+		schema.ErrForeignTable, schema.ErrSequenceCache, schema.ErrPreparedStatement,
 	} {
 		if errors.Is(err, reason) {
 			return true

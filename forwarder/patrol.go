@@ -43,7 +43,7 @@ func (p *patrol) run(ctx context.Context) {
 		sleep(ctx, wait, nil)
 		began := time.Now()
 		if err := p.look(ctx); err != nil && ctx.Err() == nil {
-			p.database.note(databaseTrouble(err), err, wait, began)
+			p.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
 		}
 		wait = max(patrolInterval, patrolShare*time.Since(began))
 	}

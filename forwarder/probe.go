@@ -97,7 +97,7 @@ func (p *prober) try(ctx context.Context, a attempt) {
 		return rows, err
 	})
 	if err != nil && ctx.Err() == nil {
-		p.database.note(databaseTrouble(err), err, p.config.RetryMax, began)
+		p.database.note(databaseTrouble(err), schema.Explain(err), p.config.RetryMax, began)
 	}
 	p.away.tried(a.absence, gone && err == nil)
 }

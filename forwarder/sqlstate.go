@@ -4,6 +4,8 @@ import (
 	"database/sql"
 	"errors"
 	"strings"
+
+	"github.com/watermill-outbox/outbox/schema"
 )
 
 // lockNotAvailable is the SQLSTATE of a wait that lock_timeout ended (Postgres manual,
@@ -12,6 +14,9 @@ const lockNotAvailable = "55P03"
 
 // databaseTrouble says what is wrong in words for whoever is called at night.
 func databaseTrouble(err error) string {
+	if errors.Is(schema.Explain(err), schema.ErrPreparedStatement) {
+		return "Driver's settings do not go with the pooler before the database, messages stay in the outbox"
+	}
 	var state interface{ SQLState() string }
 	if !errors.As(err, &state) {
 		return "Database is unavailable, messages stay in the outbox"

@@ -8,6 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/watermill-outbox/outbox/schema"
 )
 
 // worker forwards batch after batch, on one connection at a time.
@@ -49,7 +51,7 @@ func (w *worker) run(ctx context.Context) {
 		switch {
 		case err != nil:
 			wait := w.config.next(backOff)
-			w.database.note(databaseTrouble(err), err, wait, began)
+			w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
 			sleep(ctx, wait, nil)
 		case out.obstacle != nil && out.confirmed == 0:
 			wait := w.config.next(backOff)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/watermill-outbox/outbox/schema"
 )
 
 // deleteBatchRows keeps each transaction of DeleteOlderThan short: it holds back
@@ -41,7 +43,9 @@ func (s *Store) DeleteOlderThan(ctx context.Context, db *sql.DB, age time.Durati
 	}
 	// Taken once, so that the loop ends however fast new keys grow old.
 	var until time.Time
-	err = db.QueryRowContext(ctx, `SELECT now() - $1::bigint * interval '1 microsecond'`, age.Microseconds()).Scan(&until)
+	err = inTx(ctx, db, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, `SELECT now() - $1::bigint::float8 * interval '1 microsecond'`, age.Microseconds()).Scan(&until)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("inbox: retention: read the database's clock: %w", err)
 	}
@@ -66,25 +70,34 @@ type deletedBatch struct {
 	youngest sql.Null[time.Time]
 }
 
-// deleteBatch says READ COMMITTED: above it, a key that another call deletes at the
-// same time would be a serialization failure.
 func (s *Store) deleteBatch(ctx context.Context, db *sql.DB, from, until time.Time) (batch deletedBatch, err error) {
+	err = inTx(ctx, db, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, s.statements.deleteBatch, from, until).Scan(&batch.rows, &batch.youngest)
+	})
+	return batch, err
+}
+
+// inTx runs even a single statement in a transaction: outside of one, lib/pq sends a
+// statement and its parameters separately, and behind PgBouncer they may meet with
+// another client's. It says READ COMMITTED: above it, a key that another call deletes at
+// the same time would be a serialization failure.
+func inTx(ctx context.Context, db *sql.DB, run func(tx *sql.Tx) error) (err error) {
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
-		return batch, fmt.Errorf("begin: %w", err)
+		return fmt.Errorf("begin: %w", err)
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, ignoreDone(tx.Rollback()))
 		}
 	}()
-	if err := tx.QueryRowContext(ctx, s.statements.deleteBatch, from, until).Scan(&batch.rows, &batch.youngest); err != nil {
-		return batch, fmt.Errorf("delete: %w", err)
+	if err := run(tx); err != nil {
+		return schema.Explain(err)
 	}
 	if err := tx.Commit(); err != nil {
-		return batch, fmt.Errorf("commit: %w", err)
+		return fmt.Errorf("commit: %w", err)
 	}
-	return batch, nil
+	return nil
 }
 
 func ignoreDone(err error) error {

@@ -115,7 +115,7 @@ func (s *Store) exec(ctx context.Context, tx outbox.Tx, statement string, key Ke
 		return 0, fmt.Errorf("%w: consumer %q, event id %q: %w", ErrBusy, key.Consumer, key.EventID, err)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), schema.Missing(err))
+		return 0, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), schema.Explain(err))
 	}
 	rows, err := result.RowsAffected()
 	if err != nil {

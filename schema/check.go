@@ -29,16 +29,27 @@ func Missing(err error) error {
 
 // Check reports whether the tables are there in the version of this module, the
 // database is encoded in UTF8 and the outbox's sequence is as order needs it. It
-// only reads. Errors wrap ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrNewerSchema
-// or ErrSequenceCache, or come from the database.
+// only reads. Errors wrap ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrNewerSchema,
+// ErrSequenceCache or ErrPreparedStatement, or come from the database.
 func (s Postgres) Check(ctx context.Context, db *sql.DB) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	if err := requireUTF8(ctx, db); err != nil {
+	// In a transaction: outside of one, lib/pq sends a statement and its parameters
+	// separately, and behind PgBouncer they may meet with another client's.
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("schema: check: begin: %w", err)
+	}
+	defer tx.Rollback()
+	return explainPrepared(s.check(ctx, tx))
+}
+
+func (s Postgres) check(ctx context.Context, tx *sql.Tx) error {
+	if err := requireUTF8(ctx, tx); err != nil {
 		return err
 	}
-	exists, err := s.relationExists(ctx, db, migrationsTable)
+	exists, err := s.relationExists(ctx, tx, migrationsTable)
 	if err != nil {
 		return err
 	}
@@ -46,19 +57,19 @@ func (s Postgres) Check(ctx context.Context, db *sql.DB) error {
 		return fmt.Errorf("%w: no migration has run in schema %q", ErrNotMigrated, s.withDefaults().Schema)
 	}
 	for _, c := range s.components() {
-		if err := s.checkVersion(ctx, db, c); err != nil {
+		if err := s.checkVersion(ctx, tx, c); err != nil {
 			return err
 		}
 	}
-	return s.checkSequence(ctx, db)
+	return s.checkSequence(ctx, tx)
 }
 
-func (s Postgres) checkVersion(ctx context.Context, db *sql.DB, c component) error {
+func (s Postgres) checkVersion(ctx context.Context, tx *sql.Tx, c component) error {
 	files, err := migrationsOf(c.kind)
 	if err != nil {
 		return err
 	}
-	version, err := s.appliedVersion(ctx, db, c)
+	version, err := s.appliedVersion(ctx, tx, c)
 	if err != nil {
 		return err
 	}
@@ -71,9 +82,9 @@ func (s Postgres) checkVersion(ctx context.Context, db *sql.DB, c component) err
 	return nil
 }
 
-func (s Postgres) checkSequence(ctx context.Context, db *sql.DB) error {
+func (s Postgres) checkSequence(ctx context.Context, tx *sql.Tx) error {
 	var cache int64
-	err := db.QueryRowContext(ctx, `SELECT seqcache FROM pg_catalog.pg_sequence
+	err := tx.QueryRowContext(ctx, `SELECT seqcache FROM pg_catalog.pg_sequence
 		WHERE seqrelid = pg_catalog.pg_get_serial_sequence($1, 'seq')::pg_catalog.regclass`, s.Outbox()).Scan(&cache)
 	if err != nil {
 		return fmt.Errorf("schema: read the sequence of %s: %w", s.Outbox(), err)

@@ -52,8 +52,8 @@ func (s Postgres) components() []component {
 // of processes may call it as they start, and it does nothing, not even take rights
 // to create, where everything is up to date. It does not depend on search_path.
 //
-// Errors wrap ErrInvalidName, ErrNotUTF8, ErrForeignTable or ErrNewerSchema; after
-// any error nothing has changed.
+// Errors wrap ErrInvalidName, ErrNotUTF8, ErrForeignTable, ErrNewerSchema or
+// ErrPreparedStatement, or come from the database; after any error nothing has changed.
 func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 	if err := s.Validate(); err != nil {
 		return err
@@ -69,6 +69,19 @@ func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 		}
 	}()
 
+	if err := s.migrate(ctx, tx); err != nil {
+		return explainPrepared(err)
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("schema: migrate: commit: %w", err)
+	}
+	return nil
+}
+
+func (s Postgres) migrate(ctx context.Context, tx *sql.Tx) error {
+	if err := ignoreSearchPath(ctx, tx); err != nil {
+		return err
+	}
 	if err := requireUTF8(ctx, tx); err != nil {
 		return err
 	}
@@ -78,11 +91,15 @@ func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 	if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock($1)`, lock); err != nil {
 		return fmt.Errorf("schema: migrate: lock: %w", err)
 	}
-	if err := s.migrateAll(ctx, tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("schema: migrate: commit: %w", err)
+	return s.migrateAll(ctx, tx)
+}
+
+// ignoreSearchPath lasts as long as the transaction. What a table's definition refers to
+// is looked up once, and stays: a function of somebody else's that fits better than
+// Postgres' own would be called with every row.
+func ignoreSearchPath(ctx context.Context, tx *sql.Tx) error {
+	if _, err := tx.ExecContext(ctx, `SET LOCAL search_path = pg_catalog`); err != nil {
+		return fmt.Errorf("schema: migrate: set search_path: %w", err)
 	}
 	return nil
 }

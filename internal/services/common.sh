@@ -256,6 +256,24 @@ apt_install() {
   fi
 }
 
+# apt_install_idle PACKAGE: without the server that Debian's package starts, now and at
+# each boot, on an address of its own choice. The service has the package's name.
+apt_install_idle() (
+  policy=/usr/sbin/policy-rc.d
+  if ((EUID == 0)) && have apt-get; then
+    if (set -o noclobber && : >"$policy") 2>/dev/null; then
+      trap 'rm -f "$policy"' EXIT
+      # If we are killed, it forbids nothing any more.
+      printf '#!/bin/sh\n# of %s\nkill -0 %s 2>/dev/null || exit 0\nexit 101\n' "$here/$service.sh" $$ >"$policy"
+      chmod 755 "$policy"
+    fi
+  fi
+  apt_install "$1" || exit
+  update-rc.d "$1" disable >/dev/null 2>&1 || true
+  # Someone else's policy may allow the start.
+  bounded 60 invoke-rc.d "$1" stop </dev/null >/dev/null 2>&1 9>&- || true
+)
+
 run_command() {
   case ${1:-} in
   start | stop)

@@ -6,35 +6,11 @@
 service=postgres
 # shellcheck source=internal/services/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-
-# They speak of a server of the user's, and every program of Postgres reads them.
-if [[ -z ${POSTGRES_DSN:-} ]]; then
-  unset "${!PG@}"
-fi
+# shellcheck source=internal/services/postgres/psql.sh
+source "$here/postgres/psql.sh"
 
 port=${SERVICES_POSTGRES_PORT:-54329}
 address=127.0.0.1:$port
-
-# find_binaries sets $bin, the folder of the newest installed server.
-find_binaries() {
-  local folder
-  for folder in $(printf '%s\n' /usr/lib/postgresql/*/bin | sort -t/ -k5,5nr) \
-    "$(pg_config --bindir 2>/dev/null)" "$(dirname "$(command -v postgres)")"; do
-    if [[ -x $folder/postgres && -x $folder/initdb ]]; then
-      bin=$folder
-      return
-    fi
-  done
-  return 1
-}
-
-find_psql() {
-  if find_binaries && [[ -x $bin/psql ]]; then
-    psql=$bin/psql
-  else
-    psql=$(command -v psql)
-  fi
-}
 
 install_postgres() {
   # Debian's package would also create and start a cluster that nobody asked for.
@@ -47,13 +23,12 @@ install_postgres() {
   choose_user
 }
 
-# log_in DSN: a database has to answer, not only a port.
-log_in() {
-  PGCONNECT_TIMEOUT=5 bounded 10 "$psql" -X -w -q -t -A -d "$1" -c 'SELECT 1' 2>&1 </dev/null
-}
-
 # answers: by role, password and database ours is told from any other server.
 answers() {
+  if [[ -z $psql ]]; then
+    [[ $(greeting "$address") == 52????????0000000a ]] # SCRAM, with which our cluster is made
+    return
+  fi
   log_in "postgres://outbox:outbox@$address/outbox?sslmode=disable" >/dev/null
 }
 
@@ -104,7 +79,8 @@ start() {
     return
   fi
   stop_orphan "/postgres -p $port -D " QUIT
-  if find_psql && already_answers "$address" "stop it, or set SERVICES_POSTGRES_PORT or POSTGRES_DSN"; then
+  find_psql || psql=
+  if already_answers "$address" "stop it, or set SERVICES_POSTGRES_PORT or POSTGRES_DSN"; then
     say "answers at $address"
     return
   fi

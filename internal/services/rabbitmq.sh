@@ -68,24 +68,6 @@ tls_settings() {
   fi
 }
 
-# install_rabbitmq: without the node that Debian's package starts, now and at each
-# boot, on every address.
-install_rabbitmq() (
-  policy=/usr/sbin/policy-rc.d
-  if ((EUID == 0)) && have apt-get; then
-    if (set -o noclobber && : >"$policy") 2>/dev/null; then
-      trap 'rm -f "$policy"' EXIT
-      # If we are killed, it forbids nothing any more.
-      printf '#!/bin/sh\n# of %s\nkill -0 %s 2>/dev/null || exit 0\nexit 101\n' "$here/rabbitmq.sh" $$ >"$policy"
-      chmod 755 "$policy"
-    fi
-  fi
-  apt_install rabbitmq-server || exit
-  update-rc.d rabbitmq-server disable >/dev/null 2>&1 || true
-  # Someone else's policy may allow the start.
-  bounded 60 invoke-rc.d rabbitmq-server stop </dev/null >/dev/null 2>&1 9>&- || true
-)
-
 # find_server HOME sets $pid to the node of that folder, if it lives.
 find_server() {
   pid=$(cat "$1/pid" 2>/dev/null) && runs "$pid" " -home $1 "
@@ -151,7 +133,7 @@ start() {
     return
   fi
   if ! find_programs; then
-    if ! { install_rabbitmq && find_programs; }; then
+    if ! { apt_install_idle rabbitmq-server && find_programs; }; then
       die "$advice"
     fi
     choose_user

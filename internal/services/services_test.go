@@ -4,6 +4,7 @@ package services_test
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -53,7 +54,9 @@ func (c clone) program(t *testing.T, name, script string) {
 // run returns what a command prints, in the clone and with more variables.
 func (c clone) run(t *testing.T, variables []string, command string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), command, args...)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute) // a clean-up runs commands too
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Dir = c.path
 	cmd.Env = append(os.Environ(), "PATH="+c.bin+":"+os.Getenv("PATH"), "MAKEFLAGS=", "MAKELEVEL=")
 	cmd.Env = append(cmd.Env, variables...)
