@@ -32,6 +32,7 @@ type claimer struct {
 	table      string
 
 	lanesQuery string
+	totalQuery string
 	rowsQuery  string
 	// passingQuery is rowsQuery for when others hold locks on rows.
 	passingQuery string
@@ -48,6 +49,7 @@ func newClaimer(cfg Config, marks *marks) claimer {
 		table:      cfg.Schema.Outbox(),
 	}
 	c.lanesQuery = lanesQuery(cfg.Schema)
+	c.totalQuery = `SELECT lanes FROM ` + cfg.Schema.Settings()
 	if cfg.Ordering == PerKey {
 		filter := perKeyFilter(cfg.Schema)
 		c.rowsQuery = rowsQuery(cfg.Schema, filter, `FOR UPDATE`, ``)

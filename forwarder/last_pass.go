@@ -2,6 +2,8 @@ package forwarder
 
 import (
 	"context"
+	"database/sql"
+	"fmt"
 	"time"
 )
 
@@ -9,14 +11,30 @@ import (
 // its router has ended. A backlog may be long, and a broker slow.
 const lastPassTime = 5 * time.Second
 
+const (
+	// lanesTime is how long it waits for lanes that are taken. Those of a worker that gave
+	// up its claim are free a moment later; those of other replicas need not be waited for.
+	lanesTime = time.Second
+	lanesPoll = 10 * time.Millisecond
+)
+
 // lastPass forwards what was committed before it began, as far as it gets until ctx
 // ends. All other workers have ended. It does not try a broker or a database that is
 // away: whoever closes a router does not want to wait for them.
 func (w *worker) lastPass(ctx context.Context) {
 	w.claimer.workers = 1 // a share of the lanes could be one without rows
+	taken := false
+	claim := func(ctx context.Context, tx *sql.Tx) (rows []row, err error) {
+		taken, err = w.claimer.someLanesAreTaken(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		return w.claim(ctx, tx)
+	}
+	lanesUntil := time.Now().Add(lanesTime)
 	for ctx.Err() == nil && !w.broker.lasts() && !w.database.lasts() {
 		passUntil := w.passUntil
-		out, err := w.forwardBatch(ctx, w.claim)
+		out, err := w.forwardBatch(ctx, claim)
 		switch {
 		case err != nil && ctx.Err() != nil && out.claimed == 0:
 			return
@@ -24,10 +42,28 @@ func (w *worker) lastPass(ctx context.Context) {
 		case err != nil:
 			w.logger.Error(databaseTrouble(err)+", the forwarder stops all the same", err, nil)
 			return
+		case out.claimed == 0 && taken && time.Now().Before(lanesUntil):
+			sleep(ctx, lanesPoll, nil)
 		case out.claimed == 0, out.obstacle != nil && out.confirmed == 0:
 			return
 		}
 	}
+}
+
+// someLanesAreTaken takes those that are free.
+func (c claimer) someLanesAreTaken(ctx context.Context, tx *sql.Tx) (bool, error) {
+	if c.ordering != PerKey {
+		return false, nil
+	}
+	lanes, _, err := c.claimLanes(ctx, tx)
+	if err != nil {
+		return false, err
+	}
+	var total int
+	if err := tx.QueryRowContext(ctx, c.totalQuery).Scan(&total); err != nil {
+		return false, fmt.Errorf("count lanes: %w", err)
+	}
+	return len(lanes) < total, nil
 }
 
 // lasts says whether there is an outage now.
