@@ -99,10 +99,12 @@ func requireRetention(t *testing.T, db database, processes ...*sql.DB) {
 		cleaning sync.WaitGroup
 		deleted  atomic.Int64
 	)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for _, process := range processes {
 		cleaning.Go(func() {
 			for range 5 {
-				n, err := store.DeleteOlderThan(t.Context(), process, time.Microsecond)
+				n, err := store.DeleteOlderThan(ctx, process, time.Microsecond)
 				if err != nil {
 					t.Errorf("retention: %v", err)
 				}

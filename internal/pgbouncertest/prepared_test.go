@@ -167,6 +167,8 @@ func startAndStop(ctx context.Context, db *sql.DB, s schema.Postgres) error {
 		return <-done
 	case err := <-done:
 		return err
+	case <-time.After(patience):
+		return errors.New("it neither starts nor gives up")
 	}
 }
 
@@ -201,6 +203,10 @@ func TestRunningForwarderReportsLostPreparedStatements(t *testing.T) {
 	}
 	require.NoError(t, publish(t.Context(), db.direct, db.schema, newMessage("a", 2)))
 	require.NoError(t, taken.Rollback())
+	other := db.openOne(t, modes[0])
+	for range 100 { // round trips on a way that is open to the forwarder too
+		backend(t, other)
+	}
 	cancel()
 	require.NoError(t, <-done)
 	require.Equal(t, 1, logger.count(), "it waits for RetryInitial")

@@ -21,7 +21,7 @@ func Example() (db *sql.DB, tables schema.Postgres, drop func()) {
 
 	parsed := must(url.Parse(address()))
 	query := parsed.Query()
-	query.Set("search_path", "")
+	query.Set("search_path", noSchema)
 	parsed.RawQuery = query.Encode()
 	db = must(sql.Open("postgres", parsed.String()))
 	return db, schema.Postgres{Schema: name}, func() {

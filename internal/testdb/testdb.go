@@ -21,6 +21,9 @@ import (
 const (
 	defaultDSN     = "postgres://outbox:outbox@127.0.0.1:54329/outbox?sslmode=disable"
 	cleanupTimeout = 30 * time.Second
+	// noSchema is the empty search_path as Postgres itself writes it. lib/pq leaves a
+	// setting without a value out of what it sends.
+	noSchema = `""`
 )
 
 // DB is a test's own corner of the database server.
@@ -77,7 +80,7 @@ func Open(t *testing.T, driver, dsn string) *sql.DB {
 // qualified is not found.
 func DSN(t *testing.T) string {
 	t.Helper()
-	return WithSetting(t, address(), "search_path", "")
+	return WithSetting(t, address(), "search_path", noSchema)
 }
 
 // RandomName returns a short name that no other test has, of letters and digits.
