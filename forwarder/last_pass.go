@@ -32,7 +32,7 @@ func (w *worker) lastPass(ctx context.Context) {
 		return w.claim(ctx, tx)
 	}
 	lanesUntil := time.Now().Add(lanesTime)
-	for ctx.Err() == nil && !w.broker.lasts() && !w.database.lasts() {
+	for ctx.Err() == nil && !w.isCutOff() {
 		passUntil := w.passUntil
 		out, err := w.forwardBatch(ctx, claim)
 		switch {
@@ -49,6 +49,8 @@ func (w *worker) lastPass(ctx context.Context) {
 		}
 	}
 }
+
+func (w *worker) isCutOff() bool { return w.broker.lasts() || w.database.lasts() }
 
 // someLanesAreTaken takes those that are free.
 func (c claimer) someLanesAreTaken(ctx context.Context, tx *sql.Tx) (bool, error) {
