@@ -70,7 +70,16 @@ test: services ## start the servers if need be, then lint and test every module
 		check go build -o /dev/null ./...; \
 		check go test -race -count=1 -timeout=20m ./...; \
 	done; \
+	module=internal/embedded; check $(OTHER_SERVERS); \
 	verdict
+
+# Their versions stand in internal/embedded/otherservers/servers.go. Races show on one
+# server as well as on another.
+OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m
+
+.PHONY: test-servers
+test-servers: ## the database part of the tests on the oldest and the newest Postgres, and on an unusual one
+	@cd internal/embedded && $(OTHER_SERVERS)
 
 .PHONY: lint
 lint: ## run the linters

@@ -3,6 +3,8 @@ package outbox
 import (
 	"bytes"
 	"context"
+	"database/sql"
+	"fmt"
 	"unicode/utf8"
 
 	"github.com/lib/pq"
@@ -45,10 +47,15 @@ type insertStatements struct {
 
 func newInsertStatements(s schema.Postgres) insertStatements {
 	into := `INSERT INTO ` + s.Outbox()
-	const one = `VALUES ($1::text, $2::text, nullif($3::text, ''), $4::jsonb, `
+	const (
+		one = `SELECT $1::text, $2::text, nullif($3::text, ''), $4::jsonb, `
+		// A session of another encoding would turn every text into another one. It stores
+		// nothing instead, which the row count tells. (SQL_ASCII converts nothing.)
+		inUTF8 = ` WHERE pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII')`
+	)
 	return insertStatements{
-		text:  into + ` (id, destination, partition_key, metadata, payload) ` + one + `$5::text)`,
-		bytes: into + ` (id, destination, partition_key, metadata, payload_bytes) ` + one + `$5::bytea)`,
+		text:  into + ` (id, destination, partition_key, metadata, payload) ` + one + `$5::text` + inUTF8,
+		bytes: into + ` (id, destination, partition_key, metadata, payload_bytes) ` + one + `$5::bytea` + inUTF8,
 		// pg_catalog: an unnest(text[]) of somebody else's, wherever in the search_path, would
 		// fit better than Postgres' own.
 		// ORDER BY: seq is drawn for the rows in the order that the SELECT gives them.
@@ -60,7 +67,7 @@ func newInsertStatements(s schema.Postgres) insertStatements {
 				pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[]),
 				pg_catalog.unnest($5::boolean[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[])
 			) WITH ORDINALITY AS m (id, partition_key, metadata, is_text, payload, payload_bytes, ordinal)
-			ORDER BY m.ordinal`,
+			` + inUTF8 + ` ORDER BY m.ordinal`,
 	}
 }
 
@@ -93,10 +100,10 @@ func (s insertStatements) execChunk(ctx context.Context, tx Tx, destination stri
 			binaries[i] = r.payload
 		}
 	}
-	_, err := tx.ExecContext(ctx, s.many, destination,
+	result, err := tx.ExecContext(ctx, s.many, destination,
 		pq.StringArray(ids), pq.StringArray(keys), pq.StringArray(metadata),
 		pq.BoolArray(isText), pq.StringArray(texts), pq.ByteaArray(binaries))
-	return err //nolint:wrapcheck // PublishTx wraps it
+	return requireStored(result, err, len(rows))
 }
 
 func (s insertStatements) execOne(ctx context.Context, tx Tx, destination string, r row) error {
@@ -104,8 +111,23 @@ func (s insertStatements) execOne(ctx context.Context, tx Tx, destination string
 	if !r.isText {
 		query, payload = s.bytes, r.payload
 	}
-	_, err := tx.ExecContext(ctx, query, r.id, destination, r.partitionKey, r.metadata, payload)
-	return err //nolint:wrapcheck // PublishTx wraps it
+	result, err := tx.ExecContext(ctx, query, r.id, destination, r.partitionKey, r.metadata, payload)
+	return requireStored(result, err, 1)
+}
+
+// requireStored takes what ExecContext returned.
+func requireStored(result sql.Result, err error, want int) error {
+	if err != nil {
+		return err
+	}
+	stored, err := result.RowsAffected()
+	if err != nil {
+		return fmt.Errorf("rows affected: %w", err)
+	}
+	if stored != int64(want) {
+		return fmt.Errorf("%w: %d of %d", ErrNotStored, stored, want)
+	}
+	return nil
 }
 
 // chunkLength is how many of the rows fit into one statement: at least one.

@@ -64,11 +64,11 @@ func NewPublisher(cfg PublisherConfig, logger watermill.LoggerAdapter) (*Publish
 // publish them to destination once tx has committed. A message's UUID is its event
 // id; a nil payload is an empty one. Any number of messages may be given, none is a
 // no-op; they are sent in statements of at most 16 MiB each (a single larger message
-// goes alone). The connection's client_encoding must be UTF8, the drivers' default.
+// goes alone). The session's client_encoding must be UTF8.
 //
 // All messages are checked before the first is written. Errors wrap
-// ErrInvalidMessage, ErrInvalidDestination or ErrNoTx, or come from the database, with
-// schema.ErrNotMigrated or schema.ErrPreparedStatement where these say what is wrong;
+// ErrInvalidMessage, ErrInvalidDestination, ErrNoTx or ErrNotStored, or come from the
+// database, with schema.ErrNotMigrated or schema.ErrPreparedStatement where these say what is wrong;
 // after a database error Postgres lets the transaction only roll back.
 func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, msgs ...*message.Message) error {
 	if len(msgs) == 0 {

@@ -64,6 +64,7 @@ func (b bundle) stored(t *testing.T) []stored {
 		)
 		require.NoError(t, rows.Scan(&s.ID, &s.Destination, &s.Key, &s.Payload, &s.IsText, &metadata))
 		require.NoError(t, json.Unmarshal([]byte(metadata), &s.Metadata))
+		s.Payload = append([]byte{}, s.Payload...) // of an empty one lib/pq makes nil, if bytea_output is escape
 		list = append(list, s)
 	}
 	require.NoError(t, rows.Err())

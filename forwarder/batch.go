@@ -99,6 +99,10 @@ func boundsQuery(cfg Config, serverVersion int) string {
 		"SET LOCAL enable_bitmapscan = off",
 		"SET LOCAL enable_sort = off",
 		"SET LOCAL jit = off",
+		// Functions and operators are Postgres' own, whoever else has made some.
+		"SET LOCAL search_path = pg_catalog",
+		// A policy that hides rows is an error: unseen, they would wait for ever.
+		"SET LOCAL row_security = off",
 	}
 	if serverVersion >= transactionTimeoutSince {
 		whole := publish + 4*cfg.DatabaseTimeout

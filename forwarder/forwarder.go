@@ -176,6 +176,7 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	database := &outage{what: "Database", logger: f.logger}
 	broker := &outage{what: "Broker", logger: f.logger}
 	routes, _ := f.publisher.(*Routes)
+	refused := &atomic.Bool{}
 	return func() *worker {
 		return &worker{
 			config:      f.config,
@@ -189,6 +190,7 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			broker:      broker,
 			boundsQuery: boundsQuery(f.config, serverVersion),
 			wake:        f.wake,
+			refused:     refused,
 			logger:      f.logger,
 		}
 	}
@@ -242,7 +244,7 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 	}
 	text, err := f.readVersion(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("read server_version_num: %w", schema.Explain(err))
+		return 0, err
 	}
 	version, err = strconv.Atoi(text)
 	if err != nil {
@@ -251,15 +253,29 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 	return version, nil
 }
 
-// readVersion reads in a transaction, as schema.Postgres.Check does, and for its reason.
+// readVersion reads the server's version, once the role's privileges are found to do.
 func (f *Forwarder) readVersion(ctx context.Context) (version string, err error) {
-	tx, err := f.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	err = inReadOnlyTx(ctx, f.db, func(tx *sql.Tx) error {
+		if err := requirePrivileges(ctx, tx, f.config.Schema); err != nil {
+			return err
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT pg_catalog.current_setting('server_version_num')`).Scan(&version); err != nil {
+			return fmt.Errorf("read server_version_num: %w", err)
+		}
+		return nil
+	})
+	return version, err
+}
+
+// inReadOnlyTx keeps statements and their parameters together behind a pooler, as
+// schema.Postgres.Check does.
+func inReadOnlyTx(ctx context.Context, db *sql.DB, read func(tx *sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
-		return "", err //nolint:wrapcheck // inspectDatabase wraps it
+		return fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback()
-	err = tx.QueryRowContext(ctx, `SELECT current_setting('server_version_num')`).Scan(&version)
-	return version, err
+	return schema.Explain(read(tx))
 }
 
 // isUnfit says that waiting cannot help.

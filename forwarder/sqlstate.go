@@ -8,9 +8,13 @@ import (
 	"github.com/watermill-outbox/outbox/schema"
 )
 
-// lockNotAvailable is the SQLSTATE of a wait that lock_timeout ended (Postgres manual,
-// "PostgreSQL Error Codes").
-const lockNotAvailable = "55P03"
+// SQLSTATEs (Postgres manual, "PostgreSQL Error Codes").
+const (
+	// lockNotAvailable is that of a wait that lock_timeout ended.
+	lockNotAvailable      = "55P03"
+	insufficientPrivilege = "42501"
+	readOnlyTransaction   = "25006"
+)
 
 // databaseTrouble says what is wrong in words for whoever is called at night.
 func databaseTrouble(err error) string {
@@ -25,7 +29,9 @@ func databaseTrouble(err error) string {
 	switch {
 	case code == lockNotAvailable:
 		return "Rows of the outbox are locked by others, their units wait"
-	case strings.HasPrefix(code, "28"), code == "3D000", code == "42501":
+	case code == readOnlyTransaction:
+		return "Database is read-only, messages stay in the outbox"
+	case strings.HasPrefix(code, "28"), code == "3D000", code == insufficientPrivilege:
 		return "Database refuses the forwarder, messages stay in the outbox"
 	case strings.HasPrefix(code, "42"), code == "3F000":
 		return "Tables of the outbox are not as they should be, messages stay in the outbox"

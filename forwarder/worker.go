@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -31,6 +32,8 @@ type worker struct {
 	passUntil time.Time
 	// probing says that it tries what is away.
 	probing bool
+	// refused says that a batch failed for want of a privilege. All workers share it.
+	refused *atomic.Bool
 }
 
 // run works until ctx ends. No failure ends it: it waits and tries again.
@@ -38,7 +41,7 @@ func (w *worker) run(ctx context.Context) {
 	backOff := w.config.newBackOff()
 	for ctx.Err() == nil {
 		began := time.Now()
-		out, err := w.forwardBatch(ctx, w.claim)
+		out, err := w.forwardIfPermitted(ctx)
 		if err != nil && ctx.Err() != nil && out.claimed == 0 {
 			return // a claim that was given up; whatever else went wrong with it does not matter
 		}
@@ -64,6 +67,27 @@ func (w *worker) run(ctx context.Context) {
 			backOff.Reset()
 		}
 	}
+}
+
+// forwardIfPermitted does not publish again and again what the role may not settle.
+func (w *worker) forwardIfPermitted(ctx context.Context) (outcome, error) {
+	if w.refused.Load() {
+		if err := w.checkPrivileges(ctx); err != nil {
+			return outcome{}, err
+		}
+		w.refused.Store(false)
+	}
+	out, err := w.forwardBatch(ctx, w.claim)
+	if hasSQLState(err, insufficientPrivilege) {
+		w.refused.Store(true)
+	}
+	return out, err
+}
+
+func (w *worker) checkPrivileges(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.config.DatabaseTimeout)
+	defer cancel()
+	return inReadOnlyTx(ctx, w.db, func(tx *sql.Tx) error { return requirePrivileges(ctx, tx, w.config.Schema) })
 }
 
 // idle waits for the next poll, with jitter, so that replicas that started together

@@ -14,14 +14,21 @@ var (
 	// ErrBusy says that another transaction is handling the same event and did not end
 	// within Postgres' lock_timeout. It is transient: deliver the event again.
 	ErrBusy = errors.New("inbox: the event is being handled by another transaction")
+	// ErrEncoding says that the session's client_encoding is not UTF8, in which a key
+	// would be taken for another one: a default of the role or the database that pgx
+	// leaves as it is. Put client_encoding=UTF8 into the connection string.
+	ErrEncoding = errors.New("inbox: the session's client_encoding must be UTF8")
 	// ErrInvalidAge says that DeleteOlderThan was called with an age that is not
 	// positive. Nothing was deleted.
 	ErrInvalidAge = errors.New("inbox: the age must be positive")
 )
 
-// lockNotAvailable is the SQLSTATE of a wait that lock_timeout ended (Postgres
-// manual, "PostgreSQL Error Codes").
-const lockNotAvailable = "55P03"
+// SQLSTATEs (Postgres manual, "PostgreSQL Error Codes").
+const (
+	// lockNotAvailable is that of a wait that lock_timeout ended.
+	lockNotAvailable = "55P03"
+	notNullViolation = "23502"
+)
 
 // hasSQLState reports whether err comes from Postgres with that code. The errors of
 // lib/pq and of pgx both have the method.

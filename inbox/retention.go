@@ -14,6 +14,14 @@ import (
 // neither vacuum nor a waiting handler for more than a moment.
 const deleteBatchRows = 1000
 
+// asText is a moment in a form that Postgres and drivers exchange as it is: some ways
+// of pgx read times only if the session's datestyle is ISO.
+func asText(moment string) string {
+	return `pg_catalog.to_char(pg_catalog.timezone('UTC', ` + moment + `), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')`
+}
+
+var clockStatement = `SELECT ` + asText(`pg_catalog.now() - pg_catalog.make_interval(secs => $1::double precision)`)
+
 // deleteBatchStatement deletes the oldest keys received in [$1, $2) and returns how
 // many there were, and when the youngest of them was received.
 func deleteBatchStatement(table string) string {
@@ -25,7 +33,7 @@ func deleteBatchStatement(table string) string {
 				LIMIT %[2]d
 				FOR UPDATE SKIP LOCKED))
 			RETURNING received_at)
-		SELECT count(*), max(received_at) FROM deleted`, table, deleteBatchRows)
+		SELECT pg_catalog.count(*), %[3]s FROM deleted`, table, deleteBatchRows, asText(`pg_catalog.max(received_at)`))
 }
 
 // DeleteOlderThan deletes the keys of all consumers that were recorded more than age
@@ -42,16 +50,16 @@ func (s *Store) DeleteOlderThan(ctx context.Context, db *sql.DB, age time.Durati
 		return 0, fmt.Errorf("%w: it is %s", ErrInvalidAge, age)
 	}
 	// Taken once, so that the loop ends however fast new keys grow old.
-	var until time.Time
+	var until string
 	err = inTx(ctx, db, func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, `SELECT now() - $1::bigint::float8 * interval '1 microsecond'`, age.Microseconds()).Scan(&until)
+		return tx.QueryRowContext(ctx, clockStatement, age.Seconds()).Scan(&until)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("inbox: retention: read the database's clock: %w", err)
 	}
 	// Each batch begins where the last one ended: the index entries of what is deleted
 	// stay until a vacuum, and would be read again by every batch.
-	var from time.Time
+	from := "-infinity"
 	for {
 		batch, err := s.deleteBatch(ctx, db, from, until)
 		if err != nil {
@@ -67,10 +75,10 @@ func (s *Store) DeleteOlderThan(ctx context.Context, db *sql.DB, age time.Durati
 
 type deletedBatch struct {
 	rows     int64
-	youngest sql.Null[time.Time]
+	youngest sql.Null[string]
 }
 
-func (s *Store) deleteBatch(ctx context.Context, db *sql.DB, from, until time.Time) (batch deletedBatch, err error) {
+func (s *Store) deleteBatch(ctx context.Context, db *sql.DB, from, until string) (batch deletedBatch, err error) {
 	err = inTx(ctx, db, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, s.statements.deleteBatch, from, until).Scan(&batch.rows, &batch.youngest)
 	})

@@ -47,8 +47,10 @@ func NewStore(cfg Config) (*Store, error) {
 	}
 	table := cfg.Schema.Inbox()
 	return &Store{config: cfg, statements: statements{
+		// A session of another encoding would turn both texts into other ones. NULL is
+		// refused instead.
 		insert: `INSERT INTO ` + table + ` (consumer, event_id, digest)
-			VALUES ($1::text, $2::text, $3::bytea)
+			VALUES (CASE WHEN pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII') THEN $1::text END, $2::text, $3::bytea)
 			ON CONFLICT (consumer, event_id) DO NOTHING`,
 		// A stored NULL compares as "unknown": no conflict.
 		findConflict: `SELECT 1 FROM ` + table + `
@@ -72,8 +74,8 @@ func NewStore(cfg Config) (*Store, error) {
 // failure (SQLSTATE 40001): run the whole transaction again.
 //
 // Errors wrap ErrInvalidKey, outbox.ErrNoTx or ErrIDReused, after which tx is still
-// usable; or ErrBusy, or come from the database, after which Postgres lets tx only
-// roll back.
+// usable; or ErrBusy or ErrEncoding, or come from the database, after which Postgres
+// lets tx only roll back.
 func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, err error) {
 	if tx == nil {
 		return false, outbox.ErrNoTx
@@ -113,6 +115,9 @@ func (s *Store) exec(ctx context.Context, tx outbox.Tx, statement string, key Ke
 	result, err := tx.ExecContext(ctx, statement, key.Consumer, key.EventID, s.digest(key))
 	if hasSQLState(err, lockNotAvailable) {
 		return 0, fmt.Errorf("%w: consumer %q, event id %q: %w", ErrBusy, key.Consumer, key.EventID, err)
+	}
+	if hasSQLState(err, notNullViolation) {
+		return 0, fmt.Errorf("%w: %w", ErrEncoding, err)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), schema.Explain(err))

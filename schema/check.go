@@ -85,7 +85,7 @@ func (s Postgres) checkVersion(ctx context.Context, tx *sql.Tx, c component) err
 func (s Postgres) checkSequence(ctx context.Context, tx *sql.Tx) error {
 	var cache int64
 	err := tx.QueryRowContext(ctx, `SELECT seqcache FROM pg_catalog.pg_sequence
-		WHERE seqrelid = pg_catalog.pg_get_serial_sequence($1, 'seq')::pg_catalog.regclass`, s.Outbox()).Scan(&cache)
+		WHERE seqrelid = pg_catalog.pg_get_serial_sequence($1, 'seq')::pg_catalog.regclass::pg_catalog.oid`, s.Outbox()).Scan(&cache)
 	if err != nil {
 		return fmt.Errorf("schema: read the sequence of %s: %w", s.Outbox(), err)
 	}

@@ -28,6 +28,10 @@ var (
 	ErrNewerSchema = errors.New("schema: the tables are newer than this version of the module")
 )
 
+// migrateSettings keep what a session brings out of what stays: the functions behind
+// the defaults of columns, and names that are not ASCII.
+const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = UTF8`
+
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
 
@@ -79,8 +83,8 @@ func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 }
 
 func (s Postgres) migrate(ctx context.Context, tx *sql.Tx) error {
-	if err := ignoreSearchPath(ctx, tx); err != nil {
-		return err
+	if _, err := tx.ExecContext(ctx, migrateSettings); err != nil {
+		return fmt.Errorf("schema: migrate: settings: %w", err)
 	}
 	if err := requireUTF8(ctx, tx); err != nil {
 		return err
@@ -92,16 +96,6 @@ func (s Postgres) migrate(ctx context.Context, tx *sql.Tx) error {
 		return fmt.Errorf("schema: migrate: lock: %w", err)
 	}
 	return s.migrateAll(ctx, tx)
-}
-
-// ignoreSearchPath lasts as long as the transaction. What a table's definition refers to
-// is looked up once, and stays: a function of somebody else's that fits better than
-// Postgres' own would be called with every row.
-func ignoreSearchPath(ctx context.Context, tx *sql.Tx) error {
-	if _, err := tx.ExecContext(ctx, `SET LOCAL search_path = pg_catalog`); err != nil {
-		return fmt.Errorf("schema: migrate: set search_path: %w", err)
-	}
-	return nil
 }
 
 func (s Postgres) migrateAll(ctx context.Context, tx *sql.Tx) error {
@@ -272,7 +266,7 @@ func migrationsOf(kind string) ([]string, error) {
 
 func requireUTF8(ctx context.Context, tx querier) error {
 	var encoding string
-	if err := tx.QueryRowContext(ctx, `SELECT current_setting('server_encoding')`).Scan(&encoding); err != nil {
+	if err := tx.QueryRowContext(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding); err != nil {
 		return fmt.Errorf("schema: read server_encoding: %w", err)
 	}
 	if encoding != "UTF8" {

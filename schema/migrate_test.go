@@ -50,7 +50,7 @@ func TestMigrateCreatesTheSchema(t *testing.T) {
 	t.Parallel()
 	db := testdb.NewEmpty(t)
 	s := schema.Postgres{Schema: `Own "one" ` + testdb.RandomName(t), Name: strings.Repeat("Ö", 31), InboxName: "Seen"}
-	dropAfter(t, db, s.Schema)
+	db.DropSchema(t, s.Schema)
 	require.NoError(t, s.Migrate(t.Context(), db.DB))
 	require.NoError(t, s.Check(t.Context(), db.DB))
 	insertThreeColumns(t, db.DB, s)
@@ -71,27 +71,13 @@ func TestTwoOutboxesInOneSchemaShareAnInbox(t *testing.T) {
 func TestMigrateNeedsNoRightsWhenNothingIsToDo(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
-	role := "role_" + testdb.RandomName(t)
-	for _, statement := range []string{
-		`CREATE ROLE ` + role + ` LOGIN PASSWORD 'secret'`,
-		`GRANT USAGE ON SCHEMA "` + db.Schema.Schema + `" TO ` + role,
-		`GRANT SELECT ON "` + db.Schema.Schema + `".watermill_outbox_migrations TO ` + role,
-		`GRANT INSERT ON ` + db.Schema.Outbox() + ` TO ` + role,
-	} {
-		_, err := db.ExecContext(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		_, err := db.ExecContext(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
-		require.NoError(t, err)
-	})
-	dsn, err := url.Parse(db.DSN)
-	require.NoError(t, err)
-	dsn.User = url.UserPassword(role, "secret")
-	asRole := testdb.Open(t, "postgres", dsn.String())
+	_, dsn := db.NewRole(t,
+		`GRANT USAGE ON SCHEMA "`+db.Schema.Schema+`" TO {role}`,
+		`GRANT SELECT ON "`+db.Schema.Schema+`".watermill_outbox_migrations TO {role}`,
+		`GRANT INSERT ON `+db.Schema.Outbox()+` TO {role}`)
+	asRole := testdb.Open(t, "postgres", dsn)
 	require.NoError(t, db.Schema.Migrate(t.Context(), asRole))
 	insertThreeColumns(t, asRole, db.Schema)
-	require.NoError(t, asRole.Close())
 }
 
 func TestMigrateLeavesForeignTablesAlone(t *testing.T) {
@@ -167,7 +153,7 @@ func insertThreeColumns(t *testing.T, db *sql.DB, s schema.Postgres) {
 func tablesIn(t *testing.T, db *testdb.DB) []string {
 	t.Helper()
 	rows, err := db.QueryContext(t.Context(),
-		`SELECT relname FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' ORDER BY relname`, db.Schema.Schema)
+		`SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND relkind = 'r' ORDER BY relname`, db.Schema.Schema)
 	require.NoError(t, err)
 	defer rows.Close()
 	var tables []string
@@ -178,12 +164,4 @@ func tablesIn(t *testing.T, db *testdb.DB) []string {
 	}
 	require.NoError(t, rows.Err())
 	return tables
-}
-
-func dropAfter(t *testing.T, db *testdb.DB, name string) {
-	t.Helper()
-	t.Cleanup(func() {
-		_, err := db.ExecContext(context.Background(), `DROP SCHEMA "`+strings.ReplaceAll(name, `"`, `""`)+`" CASCADE`)
-		require.NoError(t, err)
-	})
 }

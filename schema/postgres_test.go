@@ -56,11 +56,13 @@ func TestLongNamesStayDistinct(t *testing.T) {
 func TestInvalidNames(t *testing.T) {
 	t.Parallel()
 	for rule, names := range map[string]schema.Postgres{
-		`Name "` + strings.Repeat("x", 64) + `" has 64 bytes`: {Name: strings.Repeat("x", 64)},
-		`InboxName "a\x00" holds a NUL byte`:                  {InboxName: "a\x00"},
-		`Schema "\xff" is not valid UTF-8`:                    {Schema: "\xff"},
-		`"same" would be both the outbox table and the inbox`: {Name: "same", InboxName: "same"},
-		`"box_settings" would be both the settings table`:     {Name: "box", InboxName: "box_settings"},
+		`Name "` + strings.Repeat("x", 64) + `" has 64 bytes`:  {Name: strings.Repeat("x", 64)},
+		`Schema "` + strings.Repeat("é", 32) + `" has 64 byte`: {Schema: strings.Repeat("é", 32)},
+		`InboxName "` + strings.Repeat("x", 64) + `" has 64 b`: {InboxName: strings.Repeat("x", 64)},
+		`InboxName "a\x00" holds a NUL byte`:                   {InboxName: "a\x00"},
+		`Schema "\xff" is not valid UTF-8`:                     {Schema: "\xff"},
+		`"same" would be both the outbox table and the inbox`:  {Name: "same", InboxName: "same"},
+		`"box_settings" would be both the settings table`:      {Name: "box", InboxName: "box_settings"},
 	} {
 		err := names.Validate()
 		require.ErrorIs(t, err, schema.ErrInvalidName)
@@ -73,4 +75,7 @@ func TestLockBaseLeavesRoomForLanes(t *testing.T) {
 	require.Zero(t, schema.Postgres{}.LockBase()&0xffff)
 	require.Equal(t, schema.Postgres{}.LockBase(), schema.Postgres{Schema: "public", Name: "outbox"}.LockBase())
 	require.NotEqual(t, schema.Postgres{}.LockBase(), schema.Postgres{Name: "outbox2"}.LockBase())
+	require.NotEqual(t, schema.Postgres{}.LockBase(), schema.Postgres{Name: "Outbox"}.LockBase())
+	require.NotEqual(t, schema.Postgres{}.LockBase(), schema.Postgres{Schema: "Public"}.LockBase())
+	require.NotEqual(t, schema.Postgres{Schema: "a", Name: "bc"}.LockBase(), schema.Postgres{Schema: "ab", Name: "c"}.LockBase())
 }

