@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"reflect"
 
@@ -176,8 +175,9 @@ func (p *Publisher) row(destination string, msg *message.Message) (row, error) {
 	if err := validateID(msg); err != nil {
 		return row{}, err
 	}
-	if err := validateMetadata(msg.Metadata); err != nil {
-		return row{}, err
+	metadata, rule := schema.EncodeMetadata(msg.Metadata)
+	if rule != "" {
+		return row{}, fmt.Errorf("%w: %s", ErrInvalidMessage, rule)
 	}
 	key, err := p.config.PartitionKey(destination, msg)
 	if err != nil {
@@ -189,25 +189,7 @@ func (p *Publisher) row(destination string, msg *message.Message) (row, error) {
 	if err := validateSize("payload", len(msg.Payload), MaxPayloadBytes); err != nil {
 		return row{}, err
 	}
-	metadata, err := encodeMetadata(msg.Metadata)
-	if err != nil {
-		return row{}, err
-	}
-	if err := validateSize("metadata", len(metadata), MaxMetadataBytes); err != nil {
-		return row{}, err
-	}
 	return row{id: msg.UUID, partitionKey: key, metadata: metadata, payload: msg.Payload, isText: fitsText(msg.Payload)}, nil
-}
-
-func encodeMetadata(metadata message.Metadata) (string, error) {
-	if len(metadata) == 0 {
-		return "{}", nil
-	}
-	encoded, err := json.Marshal(metadata)
-	if err != nil {
-		return "", fmt.Errorf("%w: metadata: %w", ErrInvalidMessage, err)
-	}
-	return string(encoded), nil
 }
 
 func partitionKeyFromMetadata(_ string, msg *message.Message) (string, error) {

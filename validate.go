@@ -2,10 +2,10 @@ package outbox
 
 import (
 	"fmt"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-outbox/outbox/schema"
 )
 
 const (
@@ -19,19 +19,15 @@ const (
 	// MaxPayloadBytes is the largest payload, 128 MiB. Brokers usually take less: Kafka
 	// 1 MiB by default.
 	MaxPayloadBytes = 128 << 20
-	// MaxMetadataKeyBytes is the longest metadata key: AMQP carries the names of headers as
-	// short strings.
-	MaxMetadataKeyBytes = 255
-	// MaxMetadataBytes is how much the metadata of a message may take, as JSON, 120 KiB:
-	// RabbitMQ carries all headers in one frame, which has 128 KiB by default.
-	MaxMetadataBytes = 120 << 10
+	// MaxMetadataKeyBytes is the longest metadata key; see schema.MaxMetadataKeyBytes.
+	MaxMetadataKeyBytes = schema.MaxMetadataKeyBytes
+	// MaxMetadataBytes is how much the metadata of a message may take, as JSON; see
+	// schema.MaxMetadataBytes.
+	MaxMetadataBytes = schema.MaxMetadataBytes
 )
 
-// shownBytes is how much of a key that is too long an error repeats.
-const shownBytes = 40
-
 func validateDestination(destination string) error {
-	switch rule := brokenTextRule(destination); {
+	switch rule := schema.BrokenTextRule(destination); {
 	case destination == "":
 		return fmt.Errorf("%w: it is empty", ErrInvalidDestination)
 	case len(destination) > MaxDestinationBytes:
@@ -49,27 +45,8 @@ func validateID(msg *message.Message) error {
 	case len(msg.UUID) > MaxIDBytes:
 		return fmt.Errorf("%w: its UUID (the event id) has %d bytes, at most %d are allowed", ErrInvalidMessage, len(msg.UUID), MaxIDBytes)
 	}
-	if rule := brokenTextRule(msg.UUID); rule != "" {
+	if rule := schema.BrokenTextRule(msg.UUID); rule != "" {
 		return fmt.Errorf("%w: its UUID (the event id) %q %s", ErrInvalidMessage, msg.UUID, rule)
-	}
-	return nil
-}
-
-func validateMetadata(metadata message.Metadata) error {
-	for name, value := range metadata {
-		if use := reservedFor(name); use != "" {
-			return fmt.Errorf("%w: the metadata key %q is reserved: %s", ErrInvalidMessage, name, use)
-		}
-		if len(name) > MaxMetadataKeyBytes {
-			return fmt.Errorf("%w: a metadata key has %d bytes, at most %d are allowed: %q…",
-				ErrInvalidMessage, len(name), MaxMetadataKeyBytes, strings.ToValidUTF8(name[:shownBytes], ""))
-		}
-		if rule := brokenTextRule(name); rule != "" {
-			return fmt.Errorf("%w: the metadata key %q %s", ErrInvalidMessage, name, rule)
-		}
-		if rule := brokenTextRule(value); rule != "" {
-			return fmt.Errorf("%w: the value of metadata key %q %s", ErrInvalidMessage, name, rule)
-		}
 	}
 	return nil
 }
@@ -78,7 +55,7 @@ func validatePartitionKey(key string) error {
 	if len(key) > MaxPartitionKeyBytes {
 		return fmt.Errorf("%w: its partition key has %d bytes, at most %d are allowed", ErrInvalidMessage, len(key), MaxPartitionKeyBytes)
 	}
-	if rule := brokenTextRule(key); rule != "" {
+	if rule := schema.BrokenTextRule(key); rule != "" {
 		return fmt.Errorf("%w: its partition key %q %s", ErrInvalidMessage, key, rule)
 	}
 	return nil
@@ -89,16 +66,4 @@ func validateSize(what string, size, allowed int) error {
 		return fmt.Errorf("%w: its %s has %d bytes, at most %d are allowed", ErrInvalidMessage, what, size, allowed)
 	}
 	return nil
-}
-
-// brokenTextRule says why Postgres could not store s as text; json.Marshal would
-// replace bad bytes in silence.
-func brokenTextRule(s string) string {
-	if !utf8.ValidString(s) {
-		return "is not valid UTF-8"
-	}
-	if strings.IndexByte(s, 0) >= 0 {
-		return "holds a NUL byte"
-	}
-	return ""
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"unicode/utf8"
 
 	wmsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
@@ -15,14 +14,9 @@ import (
 )
 
 const (
-	maxPayloadBytes  = 128 << 20
-	maxMetadataBytes = 512 << 10
+	maxPayloadBytes = 128 << 20
 	// maxCallBytes leaves room below the 1 GiB that Postgres takes in one message.
 	maxCallBytes = 512 << 20
-
-	// reservedMetadata is the header in which watermill-kafka carries a message's UUID; its
-	// marshaler would refuse such a message for ever.
-	reservedMetadata = "_watermill_message_uuid"
 )
 
 // ErrInvalidMessage says that a message cannot be stored or sent as it is. The error
@@ -93,16 +87,16 @@ func (s Postgres) insertStatement() string {
 }
 
 func newInsertedRow(msg *message.Message) (insertedRow, error) {
-	if rule := brokenTextRule(msg.UUID); rule != "" {
+	if rule := BrokenTextRule(msg.UUID); rule != "" {
 		return insertedRow{}, fmt.Errorf("%w: its UUID (the event id) %s", ErrInvalidMessage, rule)
 	}
 	if len(msg.Payload) > maxPayloadBytes {
 		return insertedRow{}, fmt.Errorf("%w: its payload has %d bytes, at most %d are allowed",
 			ErrInvalidMessage, len(msg.Payload), maxPayloadBytes)
 	}
-	metadata, err := encodeMetadata(msg.Metadata)
-	if err != nil {
-		return insertedRow{}, err
+	metadata, rule := EncodeMetadata(msg.Metadata)
+	if rule != "" {
+		return insertedRow{}, fmt.Errorf("%w: %s", ErrInvalidMessage, rule)
 	}
 	payload := []byte(msg.Payload)
 	if payload == nil {
@@ -111,46 +105,10 @@ func newInsertedRow(msg *message.Message) (insertedRow, error) {
 	return insertedRow{
 		ID:           msg.UUID,
 		PartitionKey: msg.Metadata[PartitionKeyMetadata],
-		Metadata:     metadata,
+		Metadata:     json.RawMessage(metadata),
 		Payload:      payload,
 		IsText:       utf8.Valid(payload) && bytes.IndexByte(payload, 0) < 0,
 	}, nil
-}
-
-// encodeMetadata checks first, since json.Marshal replaces bad bytes in silence.
-func encodeMetadata(metadata message.Metadata) (json.RawMessage, error) {
-	for name, value := range metadata {
-		if name == reservedMetadata {
-			return nil, fmt.Errorf("%w: the metadata key %q is reserved: watermill-kafka keeps the event id there", ErrInvalidMessage, name)
-		}
-		if rule := brokenTextRule(name); rule != "" {
-			return nil, fmt.Errorf("%w: the metadata key %q %s", ErrInvalidMessage, name, rule)
-		}
-		if rule := brokenTextRule(value); rule != "" {
-			return nil, fmt.Errorf("%w: the value of metadata key %q %s", ErrInvalidMessage, name, rule)
-		}
-	}
-	if len(metadata) == 0 {
-		return json.RawMessage("{}"), nil
-	}
-	encoded, err := json.Marshal(metadata)
-	if err != nil {
-		return nil, fmt.Errorf("%w: metadata: %w", ErrInvalidMessage, err)
-	}
-	if len(encoded) > maxMetadataBytes {
-		return nil, fmt.Errorf("%w: its metadata has %d bytes, at most %d are allowed", ErrInvalidMessage, len(encoded), maxMetadataBytes)
-	}
-	return encoded, nil
-}
-
-func brokenTextRule(s string) string {
-	if !utf8.ValidString(s) {
-		return "is not valid UTF-8"
-	}
-	if strings.IndexByte(s, 0) >= 0 {
-		return "holds a NUL byte"
-	}
-	return ""
 }
 
 // unlogged is a text parameter whose content does not get into a log: watermill-sql

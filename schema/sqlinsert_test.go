@@ -154,7 +154,7 @@ func TestInvalidMessageIsRefusedBeforeAnythingIsWritten(t *testing.T) {
 		`the value of metadata key "k" is not valid UTF-8`:              withMetadata("k", "\xff"),
 		`the value of metadata key "k" holds a NUL byte`:                withMetadata("k", "\x00"),
 		`the metadata key "_watermill_message_uuid" is reserved`:        withMetadata("_watermill_message_uuid", "1"),
-		`its metadata has 524289 bytes, at most 524288 are allowed`:     withMetadata("k", tooLarge),
+		`its metadata has 122881 bytes, at most 122880 are allowed`:     withMetadata("k", tooLarge),
 		`the value of metadata key "_watermill_outbox_partition_key" h`: withMetadata(schema.PartitionKeyMetadata, "\x00"),
 	} {
 		err := publisher.Publish("orders", message.NewMessage("good", nil), msg)
