@@ -120,33 +120,34 @@ func TestBackslashesThatEscape(t *testing.T) {
 	}
 }
 
-// lib/pq asks for UTF8 by itself. With pgx, a default of the database would have every
-// text converted into another one: nothing is stored instead, and the error says so.
+// lib/pq asks for UTF8 by itself. With pgx, a default of the role would have every text
+// converted into another one: nothing is stored instead, and the error says so. The
+// forwarder has transactions of its own, and sets what it needs.
 func TestClientEncoding(t *testing.T) {
 	t.Parallel()
 	db := withDefaults(t, `client_encoding = 'LATIN1'`)
 	travel(t, testdb.Open(t, "postgres", db.DSN), db.Schema)
-	pool := testdb.Open(t, "pgx", db.DSN)
-	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: db.Schema}, nil)
-	require.NoError(t, err)
-	store, err := inbox.NewStore(inbox.Config{Schema: db.Schema})
-	require.NoError(t, err)
 
-	tx, err := pool.BeginTx(t.Context(), nil)
+	w := newWholeWay(t, testdb.Open(t, "pgx", db.DSN), db.Schema)
+	tx, err := w.pool.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é")), outbox.ErrNotStored)
-	require.ErrorIs(t, publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "\xff")), outbox.ErrNotStored)
-	err = publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é"), newMessage("2", "\xff"))
+	require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é")), outbox.ErrNotStored)
+	require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "\xff")), outbox.ErrNotStored)
+	err = w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é"), newMessage("2", "\xff"))
 	require.ErrorIs(t, err, outbox.ErrNotStored)
 	require.ErrorContains(t, err, "0 of 2")
-	_, err = store.Record(t.Context(), tx, inbox.Key{Consumer: "payments", EventID: "é"})
+	_, err = w.store.Record(t.Context(), tx, inbox.Key{Consumer: "payments", EventID: "é"})
 	require.ErrorIs(t, err, inbox.ErrEncoding)
 	require.NoError(t, tx.Rollback())
 
 	named := db.Schema
 	named.Name = "boîte"
-	require.NoError(t, named.Migrate(t.Context(), pool))
+	require.NoError(t, named.Migrate(t.Context(), w.pool))
 	require.NoError(t, named.Check(t.Context(), testdb.Open(t, "postgres", db.DSN)), "its name is the same to others")
+
+	sent := newWholeWay(t, testdb.Open(t, "postgres", db.DSN), db.Schema).write(t)
+	w.forward(t)
+	requireUnits(t, sent, w.relay.arrived())
 
 	for _, encoding := range []string{"UTF8", "SQL_ASCII"} {
 		travel(t, testdb.Open(t, "pgx", testdb.WithSetting(t, db.DSN, "client_encoding", encoding)), db.Schema)

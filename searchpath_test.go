@@ -58,7 +58,7 @@ func trapNamesakes(t *testing.T, db *sql.DB) {
 	t.Helper()
 	spread(t, db, trapTables)
 	rows, err := db.QueryContext(t.Context(), `SELECT format('CREATE FUNCTION trap.%I(%s) RETURNS %s%s LANGUAGE plpgsql %s AS $$BEGIN RAISE EXCEPTION ''trapped in %s''; END$$',
-			p.proname, pg_get_function_identity_arguments(p.oid), CASE WHEN p.proretset THEN 'SETOF ' END, format_type(p.prorettype, NULL),
+			p.proname, pg_get_function_arguments(p.oid), CASE WHEN p.proretset THEN 'SETOF ' END, format_type(p.prorettype, NULL),
 			CASE p.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END, p.proname)
 		FROM pg_proc AS p
 		WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind IN ('f', 'a')

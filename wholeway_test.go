@@ -36,11 +36,7 @@ func travel(t *testing.T, pool *sql.DB, s schema.Postgres) {
 	require.NoError(t, s.Migrate(t.Context(), pool))
 	require.NoError(t, s.Migrate(t.Context(), pool), "a second time, when nothing is to do")
 	require.NoError(t, s.Check(t.Context(), pool))
-	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: s}, nil)
-	require.NoError(t, err)
-	store, err := inbox.NewStore(inbox.Config{Schema: s})
-	require.NoError(t, err)
-	w := wholeWay{pool: pool, schema: s, publisher: publisher, store: store, relay: newRelay()}
+	w := newWholeWay(t, pool, s)
 
 	sent := w.write(t)
 	w.forward(t)
@@ -49,6 +45,15 @@ func travel(t *testing.T, pool *sql.DB, s schema.Postgres) {
 	w.forward(t)
 	requireUnits(t, answersTo(sent), w.relay.arrived())
 	w.forget(t, len(sent))
+}
+
+func newWholeWay(t *testing.T, pool *sql.DB, s schema.Postgres) wholeWay {
+	t.Helper()
+	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: s}, nil)
+	require.NoError(t, err)
+	store, err := inbox.NewStore(inbox.Config{Schema: s})
+	require.NoError(t, err)
+	return wholeWay{pool: pool, schema: s, publisher: publisher, store: store, relay: newRelay()}
 }
 
 // requireUnits compares unit by unit: there is no order between them.

