@@ -3,6 +3,7 @@ package pgbouncertest_test
 import (
 	"context"
 	"database/sql"
+	"net"
 	"net/url"
 	"os"
 	"strconv"
@@ -45,7 +46,6 @@ func newDatabase(t *testing.T, searchPath string, statements ...string) database
 	_, err := admin.ExecContext(t.Context(), `CREATE DATABASE `+name)
 	require.NoError(t, err, "no Postgres: run \"make services\", or set POSTGRES_DSN")
 	t.Cleanup(func() {
-		waitForIdlePool(t, name)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
 		_, err := admin.ExecContext(ctx, `DROP DATABASE `+name+` WITH (FORCE)`)
@@ -59,7 +59,7 @@ func newDatabase(t *testing.T, searchPath string, statements ...string) database
 		name:      name,
 		direct:    testdb.Open(t, "postgres", directDSN),
 		directDSN: directDSN,
-		pooledDSN: withDatabase(t, pgbouncerDSN(), name),
+		pooledDSN: throughProxy(t, withDatabase(t, pgbouncerDSN(), name)),
 		schema:    schema.Postgres{Schema: "events"},
 	}
 	for _, statement := range statements {
@@ -67,14 +67,6 @@ func newDatabase(t *testing.T, searchPath string, statements ...string) database
 		require.NoError(t, err)
 	}
 	return db
-}
-
-// waitForIdlePool waits until PgBouncer is done with the clients of a database. Before
-// version 1.21 it ends itself if a server connection breaks on which a statement is being
-// cancelled (https://github.com/pgbouncer/pgbouncer/issues/822).
-func waitForIdlePool(t *testing.T, name string) {
-	t.Helper()
-	waitForPool(t, name, func(column string) bool { return column != "sv_idle" && column != "sv_used" })
 }
 
 // waitForPool waits until PgBouncer has none of the connections that are counted in some
@@ -149,6 +141,14 @@ func pgbouncerDSN() string {
 	return defaultDSN
 }
 
+func throughProxy(t *testing.T, dsn string) string {
+	t.Helper()
+	parsed, err := url.Parse(dsn)
+	require.NoError(t, err)
+	parsed.Host = startProxy(t, net.JoinHostPort(parsed.Hostname(), parsed.Port()))
+	return parsed.String()
+}
+
 func withDatabase(t *testing.T, dsn, name string) string {
 	t.Helper()
 	parsed, err := url.Parse(dsn)
@@ -163,6 +163,17 @@ func (d database) open(t *testing.T, m mode) *sql.DB {
 	db := testdb.Open(t, m.driver, d.dsn(t, m))
 	require.NoError(t, db.PingContext(t.Context()), "no PgBouncer: run \"make services\", or set PGBOUNCER_DSN")
 	return db
+}
+
+// openMany is open, for n processes. They start when all have a connection: a test that
+// fails in between would leave the others running.
+func (d database) openMany(t *testing.T, m mode, n int) []*sql.DB {
+	t.Helper()
+	processes := make([]*sql.DB, n)
+	for i := range processes {
+		processes[i] = d.open(t, m)
+	}
+	return processes
 }
 
 func (d database) dsn(t *testing.T, m mode) string {

@@ -35,8 +35,11 @@ func handleAndForget(t *testing.T, db database, m mode) {
 		consuming  sync.WaitGroup
 		duplicates atomic.Int64
 	)
-	for range deliveries {
-		handle := db.consumer(t, db.open(t, m), &duplicates)
+	var consumers []message.NoPublishHandlerFunc
+	for _, process := range db.openMany(t, m, deliveries) {
+		consumers = append(consumers, db.consumer(t, process, &duplicates))
+	}
+	for _, handle := range consumers {
 		for _, n := range rand.Perm(events) {
 			consuming.Go(func() {
 				msg := message.NewMessage(fmt.Sprintf("event-%d", n), fmt.Appendf(nil, `{"n": %d}`, n))
@@ -52,11 +55,7 @@ func handleAndForget(t *testing.T, db database, m mode) {
 	require.Equal(t, events, db.count(t, db.schema.Outbox(), `payload = 'paid'`))
 	require.Equal(t, events, db.count(t, db.schema.Inbox(), `true`))
 
-	var processes []*sql.DB
-	for range 2 * poolSize {
-		processes = append(processes, db.open(t, m))
-	}
-	requireRetention(t, db, processes...)
+	requireRetention(t, db, db.openMany(t, m, 2*poolSize)...)
 }
 
 // consumer is a process that handles events with the inbox around its handler.
@@ -127,8 +126,8 @@ func recordByMany(t *testing.T, db database, m mode) {
 		fresh     atomic.Int64
 		reused    atomic.Int64
 	)
-	for _, payload := range []string{"a", "a", "b", "b"} {
-		process := db.open(t, m)
+	for i, process := range db.openMany(t, m, 4) {
+		payload := []string{"a", "b"}[i%2]
 		recording.Go(func() {
 			for n := range events {
 				key := inbox.Key{Consumer: "payments", EventID: fmt.Sprint(n), Digest: inbox.Digest("orders", []byte(payload))}

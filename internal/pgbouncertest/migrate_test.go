@@ -13,8 +13,7 @@ func migrateAndCheck(t *testing.T, db database, m mode) {
 	t.Helper()
 	require.ErrorIs(t, db.schema.Check(t.Context(), db.open(t, m)), schema.ErrNotMigrated)
 	var processes sync.WaitGroup
-	for range 2 * poolSize {
-		process := db.open(t, m)
+	for _, process := range db.openMany(t, m, 2*poolSize) {
 		processes.Go(func() {
 			if err := db.schema.Migrate(t.Context(), process); err != nil {
 				t.Errorf("migrate: %v", err)

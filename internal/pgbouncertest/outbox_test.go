@@ -86,8 +86,7 @@ func (d database) produce(t *testing.T, m mode) map[string]int {
 		mu        sync.Mutex
 		committed = map[string]int{}
 	)
-	for p := range producers {
-		process := d.open(t, m)
+	for p, process := range d.openMany(t, m, producers) {
 		working.Go(func() {
 			for i := range transactions {
 				ids, err := write(t.Context(), process, publisher, keyName((p+i)%keys), i)

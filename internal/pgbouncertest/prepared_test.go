@@ -104,7 +104,7 @@ func requireSettingNamed(t *testing.T, err error, code string) {
 // endServerConnections makes PgBouncer open new ones.
 func (d database) endServerConnections(t *testing.T) {
 	t.Helper()
-	waitForIdlePool(t, d.name)
+	waitForPool(t, d.name, func(column string) bool { return column != "sv_idle" && column != "sv_used" })
 	_, err := d.direct.ExecContext(t.Context(), `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 		WHERE datname = $1 AND application_name <> $2`, d.name, directApplication)
 	require.NoError(t, err)
@@ -112,23 +112,21 @@ func (d database) endServerConnections(t *testing.T) {
 }
 
 // takeServer returns a transaction on that very server connection, so that others get
-// another one.
+// another one. It takes all that it gets until then.
 func (d database) takeServer(t *testing.T, server int) *sql.Tx {
 	t.Helper()
 	db := d.open(t, modes[0])
-	var tx *sql.Tx
-	eventually(t, func() bool {
-		var err error
-		tx, err = db.BeginTx(t.Context(), nil)
+	for range poolSize {
+		tx, err := db.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
 		if backend(t, tx) == server {
-			return true
+			t.Cleanup(func() { _ = tx.Rollback() })
+			return tx
 		}
-		require.NoError(t, tx.Rollback())
-		return false
-	}, "the server connection is not to be had")
-	t.Cleanup(func() { _ = tx.Rollback() })
-	return tx
+		defer tx.Rollback()
+	}
+	require.Fail(t, "the server connection is gone")
+	return nil
 }
 
 func publish(ctx context.Context, db *sql.DB, s schema.Postgres, msgs ...*message.Message) error {
