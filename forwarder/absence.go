@@ -21,17 +21,20 @@ type absence struct {
 	// up.
 	destinations map[string]struct{}
 
-	// probe is the seq of the row to try: one at its unit's head, so that the order
-	// within the unit holds. Or it is noProbe.
-	probe int64
+	// from is a seq above which all of its rows are.
+	from int64
+	// tried are the hashes of the units that were tried last.
+	tried []int64
+	// byWorkers says that no failure was surely the broker's: when the time has come,
+	// workers try whatever there is.
+	byWorkers bool
 	// until is when it is tried next.
 	until   time.Time
 	backOff backoff.BackOff
 }
 
-// noProbe says that no row is known whose failure is surely the broker's: when the time
-// has come, workers try others too.
-const noProbe = 0
+// maxTried is how many units are tried before the first is tried again.
+const maxTried = 64
 
 // absences are what is away at the moment. All workers share them.
 type absences struct {
@@ -61,10 +64,9 @@ func newAbsences(cfg Config, marks *marks, logger watermill.LoggerAdapter) *abse
 }
 
 // destinationGone makes a destination wait. Many messages of one batch count once.
-func (a *absences) destinationGone(broker string, r row, err error) {
+func (a *absences) destinationGone(broker, destination string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	destination := r.outgoing.Destination
 	known := a.destinations[destination]
 	if known == nil {
 		known = a.newAbsence("Destination", broker, watermill.LogFields{"destination": destination})
@@ -72,11 +74,11 @@ func (a *absences) destinationGone(broker string, r row, err error) {
 		a.destinations[destination] = known
 		a.update(false)
 	}
-	a.postpone(known, r.seq, "Destination is unavailable, its messages wait", err)
+	a.postpone(known, "Destination is unavailable, its messages wait", err)
 }
 
 // brokerGone makes everything that goes to a broker wait.
-func (a *absences) brokerGone(broker string, destinations []string, probe int64, err error) {
+func (a *absences) brokerGone(broker string, destinations []string, byWorkers bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	known := a.brokers[broker]
@@ -89,7 +91,8 @@ func (a *absences) brokerGone(broker string, destinations []string, probe int64,
 		a.update(false)
 	}
 	a.add(known, destinations)
-	a.postpone(known, probe, "Broker is unavailable, its messages stay in the outbox", err)
+	known.byWorkers = byWorkers
+	a.postpone(known, "Broker is unavailable, its messages stay in the outbox", err)
 }
 
 // hold makes further destinations of a broker that is away wait with it.
@@ -116,18 +119,19 @@ func (a *absences) newAbsence(what, broker string, fields watermill.LogFields) *
 		outage:       &outage{what: what, logger: a.logger.With(fields)},
 		broker:       broker,
 		destinations: map[string]struct{}{},
+		from:         a.marks.lowest(),
 		backOff:      a.config.newBackOff(),
 	}
 }
 
 // postpone sets the time of the next try, unless it was set already since the last.
-func (a *absences) postpone(known *absence, probe int64, message string, err error) {
+func (a *absences) postpone(known *absence, message string, err error) {
 	now := time.Now()
 	if now.Before(known.until) {
 		return
 	}
 	wait := a.config.next(known.backOff)
-	known.probe, known.until = probe, now.Add(wait)
+	known.until = now.Add(wait)
 	known.outage.note(message, err, wait, now)
 	a.wake()
 }
@@ -167,21 +171,29 @@ func (a *absences) destinationBack(destination string) {
 	}
 }
 
-// tried says what became of a try that told nothing of the destination or its broker:
-// the row is gone, then others are to be claimed again; or somebody else has it locked.
-func (a *absences) tried(known *absence, gone bool) {
+// nothingWaits ends an absence for which there is nothing to try. If the next row fails,
+// it begins again.
+func (a *absences) nothingWaits(known *absence) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.has(known) {
-		return
-	}
-	if gone {
+	if a.has(known) {
 		maps.DeleteFunc(a.brokers, func(_ string, other *absence) bool { return other == known })
 		maps.DeleteFunc(a.destinations, func(_ string, other *absence) bool { return other == known })
 		a.over(known)
-		return
 	}
-	if now := time.Now(); !now.Before(known.until) {
+}
+
+// tried notes a try that has not ended the absence.
+func (a *absences) tried(known *absence, h head) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(known.tried) >= maxTried || slices.Contains(known.tried, h.unitHash) {
+		known.tried = nil
+	}
+	if h.ok {
+		known.tried = append(known.tried, h.unitHash)
+	}
+	if now := time.Now(); a.has(known) && !now.Before(known.until) {
 		known.until = now.Add(a.config.next(known.backOff))
 	}
 }
@@ -210,10 +222,23 @@ func (a *absences) isAway(broker string) bool {
 	return a.brokers[broker] != nil
 }
 
-// attempt is a row to try now.
+// attempt is an absence to try now.
 type attempt struct {
-	absence *absence
-	probe   int64
+	absence      *absence
+	destinations []string
+	from         int64
+	tried        []int64
+	byWorkers    bool
+}
+
+func (known *absence) attempt() attempt {
+	return attempt{
+		absence:      known,
+		destinations: slices.Sorted(maps.Keys(known.destinations)),
+		from:         known.from,
+		tried:        slices.Clone(known.tried),
+		byWorkers:    known.byWorkers,
+	}
 }
 
 // due lists, by broker, what is to be tried now, and how long the prober may sleep
@@ -233,7 +258,7 @@ func (a *absences) due() (due map[string][]attempt, wait time.Duration) {
 		if now.Before(known.until) {
 			wait = min(wait, known.until.Sub(now))
 		} else {
-			due[known.broker] = append(due[known.broker], attempt{known, known.probe})
+			due[known.broker] = append(due[known.broker], known.attempt())
 		}
 	}
 	return due, wait

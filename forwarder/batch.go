@@ -52,7 +52,7 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 		return outcome{}, ctx.Err()
 	}
 	v := w.judge(rows, w.publish(batchCtx, rows))
-	if w.config.Ordering == None && len(v.confirmed) < len(rows) {
+	if w.config.Ordering == None && !w.probing && len(v.confirmed) < len(rows) {
 		// Other claims have passed these rows while they were locked.
 		defer w.claimer.marks.giveBack(onlyLane, rows[0].seq)
 	}

@@ -79,7 +79,8 @@ func lanesQuery(s schema.Postgres) string {
 // rows, and the planner can use the index with it.
 func perKeyFilter(s schema.Postgres) string {
 	return `(unit_hash & ($6::integer - 1)) = ANY ($7::integer[])
-		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())`
+		AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b
+			WHERE b.next_attempt_at > statement_timestamp() AND b.destination <> ALL ($3::text[]))`
 }
 
 // onlyLane is the lane that everything is in where there is no order.
@@ -105,7 +106,8 @@ const rowColumns = `seq, id, destination, coalesce(nullif(partition_key, ''), id
 
 // rowsQuery locks the rows at the head and returns as many as fit into the bytes
 // allowed: $1 rows, $2 bytes, $3 destinations to leave out, $4 the seq to start behind,
-// $5 whether to look for the newest seq, $6 how many lanes there are, $7 those to take.
+// $5 whether to look for the newest seq, $6 how many lanes there are, $7 those to take,
+// $8 the table's name.
 // The sizes are known before any payload is read from where Postgres stores it. The
 // columns come from the locked version of a row, which is newer than the statement's
 // snapshot if the lock was waited for.
@@ -128,9 +130,10 @@ func rowsQuery(s schema.Postgres, filter, lock, andThen string) string {
 				FROM head ` + andThen + `
 			) AS measured
 		)
-		SELECT seen.newest, CASE WHEN coalesce(place, 1) = 1 THEN seen.frozen END, ` + rowColumns + `
+		SELECT seen.history, seen.newest, CASE WHEN coalesce(place, 1) = 1 THEN seen.frozen END, ` + rowColumns + `
 		FROM (
-			SELECT CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
+			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
+				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
 				(SELECT array_agg(DISTINCT b.unit_hash & ($6::integer - 1)) FROM ` + s.Outbox() + ` AS b
 					WHERE b.next_attempt_at > statement_timestamp() AND b.destination <> ALL ($3::text[]))::text AS frozen
 		) AS seen
@@ -159,24 +162,29 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, passing bool) ([]row, er
 		}
 	}
 	if err := c.marks.lookAhead(ctx, tx, c.table); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("look for writers: %w", err)
 	}
-	v := c.marks.view(lanes, total)
 	query := c.rowsQuery
 	if passing {
 		query = c.passingQuery
 	}
-	away := append(pq.StringArray{}, v.away...) // never NULL
-	found := finding{lanes: lanes}
-	rows, err := c.claimRows(ctx, tx, &found, query,
-		c.batchSize, c.batchBytes, away, v.from, v.newest, total, pq.Int64Array(lanes))
-	if err != nil {
-		return nil, err
+	for {
+		v := c.marks.view(lanes, total)
+		away := append(pq.StringArray{}, v.away...) // never NULL
+		found := finding{lanes: lanes}
+		rows, err := c.claimRows(ctx, tx, &found, query,
+			c.batchSize, c.batchBytes, away, v.from, v.newest, total, pq.Int64Array(lanes), c.table)
+		if err != nil {
+			return nil, err
+		}
+		if !c.marks.recognize(v, found.history) {
+			continue // from the beginning
+		}
+		if !passing { // units were left out that the marks must not pass
+			c.marks.learn(v, found)
+		}
+		return rows, nil
 	}
-	if !passing { // units were left out that the marks must not pass
-		c.marks.learn(v, found)
-	}
-	return rows, nil
 }
 
 func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
@@ -236,7 +244,7 @@ func scanClaim(rows *sql.Rows, found *finding) (row, error) {
 		frozen pq.Int64Array
 		line   rowScan
 	)
-	if err := rows.Scan(append([]any{&newest, &frozen}, line.targets()...)...); err != nil {
+	if err := rows.Scan(append([]any{&found.history, &newest, &frozen}, line.targets()...)...); err != nil {
 		return row{}, err //nolint:wrapcheck // claimRows wraps it
 	}
 	found.last = max(found.last, newest.V)

@@ -126,8 +126,9 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 		workers.Go(func() { w.run(ctx) })
 	}
 	prober, patrol := newProber(newWorker()), newPatrol(newWorker())
-	workers.Go(func() { prober.run(ctx) })
-	workers.Go(func() { patrol.run(ctx) })
+	var others sync.WaitGroup
+	others.Go(func() { prober.run(ctx) })
+	others.Go(func() { patrol.run(ctx) })
 	close(f.running)
 	f.logger.Info("Forwarder is running", watermill.LogFields{
 		"outbox":   f.config.Schema.Outbox(),
@@ -137,8 +138,9 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	})
 	workers.Wait()
 	if afterwards != nil {
-		afterwards(newWorker())
+		afterwards(newWorker()) // without waiting for a broker that does not answer
 	}
+	others.Wait()
 	f.logger.Info("Forwarder has stopped", nil)
 	return nil
 }

@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"slices"
 	"time"
 
@@ -56,7 +55,6 @@ func (h *horizon) looks(now time.Time) bool {
 
 // saw learns from a look that began when newest had been seen.
 func (h *horizon) saw(newest int64, writers []string) {
-	h.looking = false
 	if slices.ContainsFunc(h.writers, func(w string) bool { return slices.Contains(writers, w) }) {
 		return
 	}
@@ -80,13 +78,15 @@ func (m *marks) lookAhead(ctx context.Context, tx *sql.Tx, table string) error {
 		return nil
 	}
 	var writers pq.StringArray
-	if err := tx.QueryRowContext(ctx, writersQuery, table).Scan(&writers); err != nil {
-		return fmt.Errorf("look for writers: %w", err) // after which everything is forgotten
-	}
+	err := tx.QueryRowContext(ctx, writersQuery, table).Scan(&writers)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.epoch == epoch {
+	if m.epoch != epoch {
+		return err //nolint:wrapcheck // claim wraps it
+	}
+	m.horizon.looking = false
+	if err == nil {
 		m.horizon.saw(newest, writers)
 	}
-	return nil
+	return err //nolint:wrapcheck // claim wraps it
 }

@@ -31,6 +31,8 @@ type marks struct {
 	horizon horizon
 	// epoch changes when the horizon is forgotten.
 	epoch int
+	// history is that of the database that they speak of.
+	history string
 }
 
 // view is what a claim may go by.
@@ -41,6 +43,7 @@ type view struct {
 	safe       int64
 	away       []string
 	generation int
+	history    string
 	// newest asks for the newest seq in the table: claims alone do not tell it while all
 	// that is there is left out.
 	newest bool
@@ -49,6 +52,10 @@ type view struct {
 // finding is what a claim has seen, in one snapshot, in the lanes that it holds.
 type finding struct {
 	lanes []int64
+	// history tells a server, and a table in it, from another of the same name: after a
+	// failover, a restore or a TRUNCATE, seqs may begin anew. Connections that were idle
+	// meanwhile do not notice.
+	history string
 	// first is the lowest seq that was claimed, last the highest that was seen; 0: none.
 	first, last int64
 	// frozen are lanes in which rows are not due yet. What they hold back stays above the
@@ -68,6 +75,7 @@ func (m *marks) view(lanes []int64, total int) view {
 		safe:       m.horizon.safe,
 		away:       m.away,
 		generation: m.generation,
+		history:    m.history,
 		newest:     len(m.away) > 0 && m.horizon.asks(time.Now()),
 	}
 	for i, lane := range lanes {
@@ -76,6 +84,20 @@ func (m *marks) view(lanes []int64, total int) view {
 		}
 	}
 	return v
+}
+
+// recognize says whether a claim may go by its view. If the database is another one, all
+// that was known is forgotten.
+func (m *marks) recognize(v view, history string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.history != "" && m.history != history {
+		m.lower()
+		m.horizon = horizon{}
+		m.epoch++
+	}
+	m.history = history
+	return v.from == 0 || v.history == history
 }
 
 // learn moves the marks up to what a claim has found.
@@ -112,10 +134,27 @@ func (m *marks) leaveOut(away []string, fewer bool) {
 func (m *marks) giveBack(lane, seq int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if lane < int64(len(m.lanes)) && m.lanes[lane] >= seq {
-		m.generation++
-		m.lanes[lane] = seq - 1
+	m.generation++ // also where no mark has passed it: a claim may be about to
+	if lane < int64(len(m.lanes)) {
+		m.lanes[lane] = min(m.lanes[lane], seq-1)
 	}
+}
+
+// isBelow says whether the mark of a lane has passed a seq.
+func (m *marks) isBelow(lane, seq int64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return lane < int64(len(m.lanes)) && m.lanes[lane] >= seq
+}
+
+// lowest is a seq at or below which all that is not left out is settled.
+func (m *marks) lowest() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.lanes) == 0 {
+		return 0
+	}
+	return slices.Min(m.lanes)
 }
 
 // forget has them read everything again: the database may be another one by now, with a

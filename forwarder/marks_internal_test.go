@@ -200,6 +200,47 @@ func TestHorizon(t *testing.T) {
 	require.Equal(t, int64(40), h.safe)
 }
 
+// After a TRUNCATE, a failover or a restore, seqs begin anew, and connections that were
+// idle meanwhile do not notice. Nothing below the old marks is passed by.
+func TestMarksHoldForOneHistory(t *testing.T) {
+	t.Parallel()
+	orderings(t, func(t *testing.T, ordering Ordering) {
+		db := testdb.New(t)
+		insertRows(t, db, 50)
+		w := newTestWorker(t, db, Config{Workers: 1, Ordering: ordering})
+		require.Len(t, claimAndSettle(t, w), 50)
+		requireMark(t, w, 50)
+		_, err := db.ExecContext(t.Context(), `TRUNCATE `+db.Schema.Outbox()+` RESTART IDENTITY`)
+		require.NoError(t, err)
+		insertRows(t, db, 60)
+		claimed := claimAndSettle(t, w)
+		require.Len(t, claimed, 60)
+		require.Equal(t, int64(1), claimed[0])
+	})
+}
+
+// Two units of one hash: a row of the one that is not due, and whose destination is away,
+// holds back nothing of the other.
+func TestUnitsOfOneHashWhereOneIsAway(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	w := newTestWorker(t, db, Config{Workers: 1})
+	insertKeyed := func(destination, key string) {
+		_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)
+			VALUES ('x', $1, $2, 'x')`, destination, key)
+		require.NoError(t, err)
+	}
+	insertKeyed("gone", "k39705")
+	insertKeyed("up", "k3382")
+	var hashes int
+	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT count(DISTINCT unit_hash) FROM `+db.Schema.Outbox()).Scan(&hashes))
+	require.Equal(t, 1, hashes)
+	_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = now() + interval '1 hour' WHERE seq = 1`)
+	require.NoError(t, err)
+	w.claimer.marks.leaveOut([]string{"gone"}, false)
+	require.Equal(t, []int64{2}, claimAndSettle(t, w))
+}
+
 // A patrol finds what came to be below the marks, here by an operator's hand, and has
 // nothing else read again.
 func TestPatrolFindsWhatIsBelowTheMarks(t *testing.T) {

@@ -68,7 +68,9 @@ func (p *patrol) look(ctx context.Context) error {
 		return fmt.Errorf("look below the marks: %w", err)
 	}
 	for lane, seq := range passed {
-		marks.giveBack(lane, seq)
+		if marks.isBelow(lane, seq) {
+			marks.giveBack(lane, seq)
+		}
 	}
 	return nil
 }

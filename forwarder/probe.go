@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lib/pq"
+
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -15,8 +17,8 @@ import (
 type prober struct {
 	*worker
 
-	rowQuery     string
-	waitingQuery string
+	headQuery string
+	lockQuery string
 
 	mu sync.Mutex
 	// busy are brokers of which something is being tried: one row at a time.
@@ -26,19 +28,31 @@ type prober struct {
 func newProber(w *worker) *prober {
 	w.probing = true
 	return &prober{
-		worker:       w,
-		rowQuery:     probeQuery(w.config.Schema),
-		waitingQuery: `SELECT EXISTS (SELECT FROM ` + w.config.Schema.Outbox() + ` WHERE seq = $1::bigint AND published_at IS NULL)`,
-		busy:         map[string]bool{},
+		worker:    w,
+		headQuery: headQuery(w.config.Schema),
+		lockQuery: lockQuery(w.config.Schema),
+		busy:      map[string]bool{},
 	}
 }
 
-// probeQuery locks one row, if nobody else has: the lock is all it takes, since no
+// headQuery finds the first row that waits for the destinations $1, behind the seq $2,
+// leaving out units whose hashes are in $3. It is the first of its unit too, and none of
+// its unit is not due.
+func headQuery(s schema.Postgres) string {
+	return `SELECT seq, unit_hash FROM ` + s.Outbox() + `
+		WHERE published_at IS NULL AND destination = ANY ($1::text[]) AND seq > $2::bigint AND unit_hash <> ALL ($3::integer[])
+			AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())
+		ORDER BY seq
+		LIMIT 1`
+}
+
+// lockQuery locks the row $1, if nobody else has. (In one statement with headQuery it would
+// lock the next one where somebody else has the first.) The lock is all it takes, since no
 // worker claims anything for the row's destination, and those of other replicas wait
 // for it.
-func probeQuery(s schema.Postgres) string {
+func lockQuery(s schema.Postgres) string {
 	return `SELECT ` + rowColumns + ` FROM ` + s.Outbox() + `
-		WHERE seq = $1::bigint AND published_at IS NULL AND ` + due + ` FOR UPDATE SKIP LOCKED`
+		WHERE seq = $1::bigint AND published_at IS NULL AND destination = ANY ($2::text[]) AND ` + due + ` FOR UPDATE SKIP LOCKED`
 }
 
 // run tries what is due until ctx ends, the brokers beside each other.
@@ -85,35 +99,64 @@ func (p *prober) tryEach(ctx context.Context, attempts []attempt) {
 	}
 }
 
-// try publishes the row of an absence. If it gets through, judge has ended the absence.
+// try publishes a row of an absence. If it gets through, judge has ended the absence. If
+// not, the next one is of another unit: it may be this one's own fault.
 func (p *prober) try(ctx context.Context, a attempt) {
-	if a.probe == noProbe {
+	if a.byWorkers {
 		p.away.reopen(a.absence)
 		return
 	}
-	began, gone := time.Now(), false
+	began, found := time.Now(), head{}
 	_, err := p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (rows []row, err error) {
-		rows, gone, err = p.claimProbe(ctx, tx, a.probe)
+		rows, found, err = p.claimHead(ctx, tx, a)
 		return rows, err
 	})
 	if err != nil && ctx.Err() == nil {
 		p.database.note(databaseTrouble(err), schema.Explain(err), p.config.RetryMax, began)
 	}
-	p.away.tried(a.absence, gone && err == nil)
+	if err == nil && !found.ok {
+		p.away.nothingWaits(a.absence)
+		return
+	}
+	p.away.tried(a.absence, found)
 }
 
-// claimProbe returns no row where it is gone, or not due, or locked by somebody else.
-func (p *prober) claimProbe(ctx context.Context, tx *sql.Tx, seq int64) (rows []row, gone bool, err error) {
+// head is a row to try, the first of its unit.
+type head struct {
+	ok       bool
+	seq      int64
+	unitHash int64
+}
+
+// claimHead returns no row where somebody else has it locked.
+func (p *prober) claimHead(ctx context.Context, tx *sql.Tx, a attempt) (rows []row, found head, err error) {
+	destinations := pq.StringArray(a.destinations)
+	found, err = p.findHead(ctx, tx, a)
+	if err != nil || !found.ok {
+		return nil, found, err
+	}
 	var line rowScan
-	switch err := tx.QueryRowContext(ctx, p.rowQuery, seq).Scan(line.targets()...); {
-	case err == nil:
-		return []row{line.row()}, false, nil
-	case !isNoRows(err):
-		return nil, false, fmt.Errorf("claim row %d: %w", seq, err)
+	switch err := tx.QueryRowContext(ctx, p.lockQuery, found.seq, destinations).Scan(line.targets()...); {
+	case isNoRows(err):
+		return nil, found, nil
+	case err != nil:
+		return nil, found, fmt.Errorf("lock row %d: %w", found.seq, err)
 	}
-	var waiting bool
-	if err := tx.QueryRowContext(ctx, p.waitingQuery, seq).Scan(&waiting); err != nil {
-		return nil, false, fmt.Errorf("look for row %d: %w", seq, err)
+	return []row{line.row()}, found, nil
+}
+
+// findHead begins anew with the units where all have been tried.
+func (p *prober) findHead(ctx context.Context, tx *sql.Tx, a attempt) (found head, err error) {
+	for _, tried := range [][]int64{a.tried, nil} {
+		err := tx.QueryRowContext(ctx, p.headQuery, pq.StringArray(a.destinations), a.from, append(pq.Int64Array{}, tried...)).
+			Scan(&found.seq, &found.unitHash)
+		if err == nil {
+			found.ok = true
+			return found, nil
+		}
+		if !isNoRows(err) {
+			return head{}, fmt.Errorf("look for a row to try: %w", err)
+		}
 	}
-	return nil, !waiting, nil
+	return head{}, nil
 }

@@ -229,3 +229,64 @@ func TestOrderHoldsWhileBrokersComeAndGo(t *testing.T) {
 		}
 	}
 }
+
+// One unit that fails as if its broker were away does not stand for the broker: rows of
+// others are tried too.
+func TestStuckUnitDoesNotStandForItsBroker(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]error{
+		"broker":      forwarder.Unavailable(errTest),
+		"destination": forwarder.DestinationUnavailable(errTest),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			var tries atomic.Int64
+			r := recorder{fail: func(msg forwarder.Outgoing) error {
+				if msg.PartitionKey == "stuck" {
+					tries.Add(1)
+					return failure
+				}
+				return nil
+			}}
+			insert(t, db, "orders", "stuck", ids("s", 3)...)
+			start(t, db, routesTo(t, map[string]message.Publisher{"main": r.publisher()}, forwarder.Route{Destination: "*", Broker: "main"}),
+				fast(forwarder.Config{}))
+			eventually(t, func() bool { return tries.Load() > 3 })
+			insert(t, db, "orders", "healthy", ids("h", 3)...)
+			insert(t, db, "others", "healthy", ids("o", 3)...)
+			eventually(t, func() bool { return len(r.confirmed()) == 6 })
+			requireOutbox(t, db, `attempts = 0`, ids("s", 3)...)
+		})
+	}
+}
+
+// A row that an operator puts aside does not keep its broker away.
+func TestRowPutAsideDoesNotKeepItsBrokerAway(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]string{"parked": `next_attempt_at = 'infinity'`, "moved": `destination = 'nowhere'`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			var (
+				away  atomic.Bool
+				tries atomic.Int64
+			)
+			away.Store(true)
+			r := recorder{fail: func(forwarder.Outgoing) error {
+				if tries.Add(1); away.Load() {
+					return forwarder.Unavailable(errTest)
+				}
+				return nil
+			}}
+			insert(t, db, "orders", "", ids("o", 3)...)
+			start(t, db, routesTo(t, map[string]message.Publisher{"main": r.publisher()}, forwarder.Route{Destination: "orders", Broker: "main"}),
+				fast(forwarder.Config{}))
+			eventually(t, func() bool { return tries.Load() > 5 })
+			_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET `+change+` WHERE seq = 1`)
+			require.NoError(t, err)
+			away.Store(false)
+			eventually(t, func() bool { return len(r.confirmed()) == 2 })
+		})
+	}
+}

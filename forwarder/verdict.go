@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/ThreeDotsLabs/watermill"
 )
@@ -92,7 +93,7 @@ func (w *worker) judgePart(p *part) verdict {
 			}
 		case errors.Is(err, ErrKeyHeld), errors.Is(err, ErrUnavailable):
 		case errors.Is(err, ErrDestinationUnavailable):
-			w.away.destinationGone(p.broker, r, err)
+			w.away.destinationGone(p.broker, r.outgoing.Destination, err)
 			waits = true
 		default:
 			v.delayed = append(v.delayed, newFailure(r, err))
@@ -115,7 +116,7 @@ func (w *worker) noteBroker(p *part, v verdict) {
 	case errors.Is(v.obstacle, errBrokerAway):
 		w.away.hold(p.broker, p.destinations())
 	default:
-		w.away.brokerGone(p.broker, p.destinations(), p.probe(), v.obstacle)
+		w.away.brokerGone(p.broker, p.destinations(), !p.isSurelyTheBrokers(), v.obstacle)
 	}
 }
 
@@ -127,15 +128,11 @@ func (p *part) destinations() []string {
 	return names
 }
 
-// probe is a row to try the broker with: it failed through no fault of its own, and
-// nothing of its unit is before it.
-func (p *part) probe() int64 {
-	for i, err := range p.results {
-		if errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrRefused) {
-			return p.rows[i].seq
-		}
-	}
-	return noProbe
+// isSurelyTheBrokers says whether a failure is the broker's by its kind.
+func (p *part) isSurelyTheBrokers() bool {
+	return slices.ContainsFunc(p.results, func(err error) bool {
+		return errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrRefused)
+	})
 }
 
 // spendAttempts counts failures that say nothing as refusals: the broker took other

@@ -62,7 +62,20 @@ func start(t *testing.T, tls func(folder string) string) *Broker {
 	}
 	t.Cleanup(func() { start("stop") })
 	start("start")
+	if b.tls != "" {
+		b.awaitTLS(t)
+	}
 	return b
+}
+
+// awaitTLS waits for the listener, which the broker opens after the plain one.
+func (b *Broker) awaitTLS(t *testing.T) {
+	t.Helper()
+	const patience = 30 * time.Second
+	require.Eventually(t, func() bool {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port+3)))
+		return err == nil && conn.Close() == nil
+	}, patience, 10*time.Millisecond)
 }
 
 // URI is the address of the broker.
