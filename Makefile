@@ -74,12 +74,12 @@ test: services ## start the servers if need be, then lint and test every module
 	verdict
 
 # Their versions stand in internal/embedded/otherservers/servers.go. Races show on one
-# server as well as on another.
-OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m
+# server as well as on another, and so do the long tests of routers and poison queues.
+OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m -skip='^Test(RouterPlugin|PoisonPublisher)_'
 
 .PHONY: test-servers
-test-servers: ## the database part of the tests on the oldest and the newest Postgres, and on an unusual one
-	@cd internal/embedded && $(OTHER_SERVERS)
+test-servers: services ## the database part of the tests on the oldest and the newest Postgres, and on an unusual one
+	@$(ADDRESSES); cd internal/embedded && $(OTHER_SERVERS)
 
 .PHONY: lint
 lint: ## run the linters

@@ -11,6 +11,7 @@ import (
 	"github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 
+	"github.com/watermill-outbox/outbox/internal/testdb"
 	"github.com/watermill-outbox/outbox/middleware"
 )
 
@@ -92,8 +93,10 @@ func TestInbox_LostConnectionLeavesNothing(t *testing.T) {
 			if err := b.pool.scan(msg.Context(), `SELECT pg_backend_pid()`, &pid); err != nil {
 				return nil, err
 			}
-			_, err := b.db.ExecContext(msg.Context(), `SELECT pg_terminate_backend($1, 10000)`, pid)
-			return nil, err
+			if err := testdb.EndSession(msg.Context(), b.db.DB, pid); err != nil {
+				t.Error(err)
+			}
+			return nil, nil
 		}))(newMessage("1"))
 		require.Error(t, err)
 		require.False(t, middleware.IsPermanent(err))

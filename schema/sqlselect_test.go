@@ -307,8 +307,7 @@ func TestLostConnectionLosesNothing(t *testing.T) {
 			require.True(t, ok)
 			var backend int
 			require.NoError(t, tx.QueryRowContext(t.Context(), `SELECT pg_backend_pid()`).Scan(&backend))
-			_, err := operator.ExecContext(t.Context(), `SELECT pg_terminate_backend($1, 10000)`, backend)
-			require.NoError(t, err)
+			require.NoError(t, testdb.EndSession(t.Context(), operator, backend))
 			msg.Ack()
 
 			again := receive(t, received)
