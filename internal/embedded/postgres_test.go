@@ -131,7 +131,7 @@ func TestPostgres(t *testing.T) {
 			"wal_level":               "logical",
 			"fsync":                   "off",
 			"synchronous_commit":      "on",
-			"max_connections":         "100",
+			"max_connections":         "300",
 			"listen_addresses":        "127.0.0.1",
 			"unix_socket_directories": "",
 		}
