@@ -21,8 +21,6 @@ type absence struct {
 	// up.
 	destinations map[string]struct{}
 
-	// from is a seq above which all of its rows are.
-	from int64
 	// tried are the hashes of the units that were tried last.
 	tried []int64
 	// byWorkers says that no failure was surely the broker's: when the time has come,
@@ -119,7 +117,6 @@ func (a *absences) newAbsence(what, broker string, fields watermill.LogFields) *
 		outage:       &outage{what: what, logger: a.logger.With(fields)},
 		broker:       broker,
 		destinations: map[string]struct{}{},
-		from:         a.marks.lowest(),
 		backOff:      a.config.newBackOff(),
 	}
 }
@@ -226,7 +223,6 @@ func (a *absences) isAway(broker string) bool {
 type attempt struct {
 	absence      *absence
 	destinations []string
-	from         int64
 	tried        []int64
 	byWorkers    bool
 }
@@ -235,7 +231,6 @@ func (known *absence) attempt() attempt {
 	return attempt{
 		absence:      known,
 		destinations: slices.Sorted(maps.Keys(known.destinations)),
-		from:         known.from,
 		tried:        slices.Clone(known.tried),
 		byWorkers:    known.byWorkers,
 	}

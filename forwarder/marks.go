@@ -147,16 +147,6 @@ func (m *marks) isBelow(lane, seq int64) bool {
 	return lane < int64(len(m.lanes)) && m.lanes[lane] >= seq
 }
 
-// lowest is a seq at or below which all that is not left out is settled.
-func (m *marks) lowest() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.lanes) == 0 {
-		return 0
-	}
-	return slices.Min(m.lanes)
-}
-
 // forget has them read everything again: the database may be another one by now, with a
 // history of its own.
 func (m *marks) forget() {

@@ -35,12 +35,12 @@ func newProber(w *worker) *prober {
 	}
 }
 
-// headQuery finds the first row that waits for the destinations $1, behind the seq $2,
-// leaving out units whose hashes are in $3. It is the first of its unit too, and none of
-// its unit is not due.
+// headQuery finds the first row that waits for the destinations $1, leaving out units whose
+// hashes are in $2. It is the first of its unit too, and none of its unit is not due. It
+// reads from the beginning: the marks have passed rows of what is away.
 func headQuery(s schema.Postgres) string {
 	return `SELECT seq, unit_hash FROM ` + s.Outbox() + `
-		WHERE published_at IS NULL AND destination = ANY ($1::text[]) AND seq > $2::bigint AND unit_hash <> ALL ($3::integer[])
+		WHERE published_at IS NULL AND destination = ANY ($1::text[]) AND unit_hash <> ALL ($2::integer[])
 			AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())
 		ORDER BY seq
 		LIMIT 1`
@@ -148,7 +148,7 @@ func (p *prober) claimHead(ctx context.Context, tx *sql.Tx, a attempt) (rows []r
 // findHead begins anew with the units where all have been tried.
 func (p *prober) findHead(ctx context.Context, tx *sql.Tx, a attempt) (found head, err error) {
 	for _, tried := range [][]int64{a.tried, nil} {
-		err := tx.QueryRowContext(ctx, p.headQuery, pq.StringArray(a.destinations), a.from, append(pq.Int64Array{}, tried...)).
+		err := tx.QueryRowContext(ctx, p.headQuery, pq.StringArray(a.destinations), append(pq.Int64Array{}, tried...)).
 			Scan(&found.seq, &found.unitHash)
 		if err == nil {
 			found.ok = true
