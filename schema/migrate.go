@@ -122,10 +122,8 @@ func (s Postgres) migrateComponent(ctx context.Context, tx *sql.Tx, c component)
 	if version > len(files) {
 		return fmt.Errorf("%w: %s is at version %d, this module knows %d", ErrNewerSchema, s.qualified(c.table), version, len(files))
 	}
-	if version == 0 {
-		if err := s.requireFree(ctx, tx, c); err != nil {
-			return err
-		}
+	if err := s.requireFree(ctx, tx, c.kind, version); err != nil {
+		return err
 	}
 	for i := version; i < len(files); i++ {
 		if err := s.apply(ctx, tx, files[i]); err != nil {
@@ -162,19 +160,18 @@ func (s Postgres) appliedVersion(ctx context.Context, tx querier, c component) (
 	return version, nil
 }
 
-// requireFree looks at every relation that the component will create.
-func (s Postgres) requireFree(ctx context.Context, tx *sql.Tx, c component) error {
-	names := []string{s.withDefaults().InboxName, s.retentionIndexName()}
-	if c.kind == "outbox" {
-		names = []string{s.withDefaults().Name, s.deadLettersName(), s.settingsName(), s.backoffIndexName()}
-	}
-	for _, name := range names {
-		exists, err := s.relationExists(ctx, tx, name)
+// requireFree looks at every relation that is to be created on top of a version.
+func (s Postgres) requireFree(ctx context.Context, tx *sql.Tx, kind string, version int) error {
+	for _, relation := range s.relations() {
+		if relation.kind != kind || relation.since <= version {
+			continue
+		}
+		exists, err := s.relationExists(ctx, tx, relation.name)
 		if err != nil {
 			return err
 		}
 		if exists {
-			return fmt.Errorf("%w: %s", ErrForeignTable, s.qualified(name))
+			return fmt.Errorf("%w: %s", ErrForeignTable, s.qualified(relation.name))
 		}
 	}
 	return nil
@@ -239,12 +236,17 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 	}
 	var statements strings.Builder
 	err = tmpl.Execute(&statements, map[string]string{
-		"Outbox":         s.Outbox(),
-		"DeadLetters":    s.DeadLetters(),
-		"Settings":       s.Settings(),
-		"Inbox":          s.Inbox(),
-		"BackoffIndex":   quote(s.backoffIndexName()),
-		"RetentionIndex": quote(s.retentionIndexName()),
+		"Outbox":                s.Outbox(),
+		"DeadLetters":           s.DeadLetters(),
+		"Settings":              s.Settings(),
+		"Absences":              s.Absences(),
+		"Inbox":                 s.Inbox(),
+		"BackoffIndex":          quote(s.backoffIndexName()),
+		"BackoffIndexQualified": s.qualified(s.backoffIndexName()),
+		"WaitingIndex":          quote(s.waitingIndexName()),
+		"BlockedIndex":          quote(s.blockedIndexName()),
+		"DeadAtIndex":           quote(s.deadAtIndexName()),
+		"RetentionIndex":        quote(s.retentionIndexName()),
 	})
 	if err != nil {
 		return fmt.Errorf("schema: migrate: %w", err)

@@ -88,6 +88,10 @@ func (s Postgres) DeadLetters() string { return s.qualified(s.deadLettersName())
 // agree on, qualified and quoted for use in SQL.
 func (s Postgres) Settings() string { return s.qualified(s.settingsName()) }
 
+// Absences is the table of brokers and destinations that are away, qualified and quoted
+// for use in SQL.
+func (s Postgres) Absences() string { return s.qualified(s.absencesName()) }
+
 // Inbox is the inbox table, qualified and quoted for use in SQL.
 func (s Postgres) Inbox() string { return s.qualified(s.withDefaults().InboxName) }
 
@@ -106,6 +110,16 @@ func (s Postgres) backoffIndexName() string {
 	return deriveName(s.withDefaults().Name, "_backoff_idx")
 }
 
+func (s Postgres) waitingIndexName() string {
+	return deriveName(s.withDefaults().Name, "_waiting_idx")
+}
+
+func (s Postgres) absencesName() string { return deriveName(s.withDefaults().Name, "_absences") }
+
+func (s Postgres) blockedIndexName() string { return deriveName(s.deadLettersName(), "_blocked_idx") }
+
+func (s Postgres) deadAtIndexName() string { return deriveName(s.deadLettersName(), "_dead_at_idx") }
+
 func (s Postgres) retentionIndexName() string {
 	return deriveName(s.withDefaults().InboxName, "_received_at_idx")
 }
@@ -114,20 +128,29 @@ func (s Postgres) qualified(name string) string {
 	return quote(s.withDefaults().Schema) + "." + quote(name)
 }
 
-type relation struct{ what, name string }
+// relation is a table or an index. Those of a kind are made by the migration since.
+type relation struct {
+	what, name string
+	kind       string
+	since      int
+}
 
 // relations lists everything that shares the namespace of tables in the schema:
 // tables and indexes.
 func (s Postgres) relations() []relation {
 	s = s.withDefaults()
 	return []relation{
-		{"outbox table", s.Name},
-		{"dead letter table", s.deadLettersName()},
-		{"settings table", s.settingsName()},
-		{"backoff index", s.backoffIndexName()},
-		{"inbox table", s.InboxName},
-		{"retention index", s.retentionIndexName()},
-		{"migrations table", migrationsTable},
+		{"outbox table", s.Name, "outbox", 1},
+		{"dead letter table", s.deadLettersName(), "outbox", 1},
+		{"settings table", s.settingsName(), "outbox", 1},
+		{"backoff index", s.backoffIndexName(), "outbox", 1},
+		{"absences table", s.absencesName(), "outbox", 2},
+		{"index of waiting rows", s.waitingIndexName(), "outbox", 2},
+		{"index of blocked units", s.blockedIndexName(), "outbox", 2},
+		{"index of dead letters by time", s.deadAtIndexName(), "outbox", 2},
+		{"inbox table", s.InboxName, "inbox", 1},
+		{"retention index", s.retentionIndexName(), "inbox", 1},
+		{what: "migrations table", name: migrationsTable},
 	}
 }
 
