@@ -35,6 +35,11 @@ const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_en
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
 
+const (
+	kindOutbox = "outbox"
+	kindInbox  = "inbox"
+)
+
 // component is a group of tables with a version of its own: the outbox with its
 // companions, or the inbox, which several outboxes may share.
 type component struct {
@@ -45,8 +50,8 @@ type component struct {
 func (s Postgres) components() []component {
 	s = s.withDefaults()
 	return []component{
-		{kind: "outbox", table: s.Name},
-		{kind: "inbox", table: s.InboxName},
+		{kind: kindOutbox, table: s.Name},
+		{kind: kindInbox, table: s.InboxName},
 	}
 }
 

@@ -140,16 +140,16 @@ type relation struct {
 func (s Postgres) relations() []relation {
 	s = s.withDefaults()
 	return []relation{
-		{"outbox table", s.Name, "outbox", 1},
-		{"dead letter table", s.deadLettersName(), "outbox", 1},
-		{"settings table", s.settingsName(), "outbox", 1},
-		{"backoff index", s.backoffIndexName(), "outbox", 1},
-		{"absences table", s.absencesName(), "outbox", 2},
-		{"index of waiting rows", s.waitingIndexName(), "outbox", 2},
-		{"index of blocked units", s.blockedIndexName(), "outbox", 2},
-		{"index of dead letters by time", s.deadAtIndexName(), "outbox", 2},
-		{"inbox table", s.InboxName, "inbox", 1},
-		{"retention index", s.retentionIndexName(), "inbox", 1},
+		{"outbox table", s.Name, kindOutbox, 1},
+		{"dead letter table", s.deadLettersName(), kindOutbox, 1},
+		{"settings table", s.settingsName(), kindOutbox, 1},
+		{"backoff index", s.backoffIndexName(), kindOutbox, 1},
+		{"absences table", s.absencesName(), kindOutbox, 2},
+		{"index of waiting rows", s.waitingIndexName(), kindOutbox, 2},
+		{"index of blocked units", s.blockedIndexName(), kindOutbox, 2},
+		{"index of dead letters by time", s.deadAtIndexName(), kindOutbox, 2},
+		{"inbox table", s.InboxName, kindInbox, 1},
+		{"retention index", s.retentionIndexName(), kindInbox, 1},
 		{what: "migrations table", name: migrationsTable},
 	}
 }
