@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// databaseMargin is how much longer than PublishTimeout the database keeps the rows
+// databaseMargin is how much longer than the publishing may take the database keeps the rows
 // of a claim whose forwarder says nothing.
 const databaseMargin = 5 * time.Second
 
 // claimFunc takes rows out of the reach of others, until tx ends.
-type claimFunc func(ctx context.Context, tx *sql.Tx) ([]row, error)
+type claimFunc func(ctx context.Context, tx *sql.Tx) (claim, error)
 
 // forwardBatch claims, publishes and settles one batch in one transaction. The end of
 // ctx gives up a claim, but not a batch that is being published: what is sent should
@@ -26,15 +26,16 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 			w.claimer.marks.forget()
 		}
 	}()
+	stretch := w.paces.stretch()
 	batchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stopOnCancel := context.AfterFunc(ctx, cancel)
 	defer stopOnCancel()
-	bound := w.config.PublishTimeout + 4*w.config.DatabaseTimeout
+	bound := time.Duration(stretch)*w.config.PublishTimeout + 4*w.config.DatabaseTimeout
 	timer := time.AfterFunc(bound, cancel)
 	defer timer.Stop()
 
-	tx, err := w.begin(batchCtx)
+	tx, err := w.begin(batchCtx, stretch)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -44,48 +45,50 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	rows, err := claim(batchCtx, tx)
-	if err != nil || len(rows) == 0 {
+	taken, err := claim(batchCtx, tx)
+	if err != nil || len(taken.rows)+taken.parked == 0 {
 		return outcome{}, err
 	}
 	if !stopOnCancel() {
 		return outcome{}, ctx.Err()
 	}
-	v := w.judge(rows, w.publish(batchCtx, rows))
-	if w.config.Ordering == None && !w.probing && len(v.confirmed) < len(rows) {
+	v := verdict{outcome: outcome{claimed: taken.parked}}
+	if len(taken.rows) > 0 {
+		v = w.judge(taken.rows, w.publish(batchCtx, ctx, taken.rows, stretch))
+		v.claimed += taken.parked
+	}
+	if w.config.Ordering == None && !w.probing && len(v.confirmed) < len(taken.rows) {
 		// Other claims have passed these rows while they were locked.
-		defer w.claimer.marks.giveBack(onlyLane, rows[0].seq)
+		defer w.claimer.marks.giveBack(onlyLane, taken.rows[0].seq)
 	}
-	if err := w.settler.settle(batchCtx, tx, v.confirmed); err != nil {
-		return v.outcome, err
-	}
-	if err := w.settler.delay(batchCtx, tx, v.delayed); err != nil {
+	if err := w.settler.write(batchCtx, tx, &v); err != nil {
 		return v.outcome, err
 	}
 	if err := tx.Commit(); err != nil {
 		return v.outcome, fmt.Errorf("commit: %w", err)
 	}
+	w.tell(&v)
 	return v.outcome, nil
 }
 
 // begin starts a claim's transaction with bounds of our own: whatever the server's
 // defaults and TCP keepalives are, a forwarder that is lost frees its rows in time.
-func (w *worker) begin(ctx context.Context) (*sql.Tx, error) {
+func (w *worker) begin(ctx context.Context, stretch int) (*sql.Tx, error) {
 	tx, err := w.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	if _, err := tx.ExecContext(ctx, w.boundsQuery); err != nil {
+	if _, err := tx.ExecContext(ctx, boundsQuery(w.config, w.serverVersion, stretch)); err != nil {
 		return nil, errors.Join(fmt.Errorf("set timeouts: %w", err), tx.Rollback())
 	}
 	return tx, nil
 }
 
 // boundsQuery holds constants and whole numbers only. serverVersion is Postgres'
-// server_version_num.
-func boundsQuery(cfg Config, serverVersion int) string {
+// server_version_num, stretch how many times PublishTimeout the publishing may take.
+func boundsQuery(cfg Config, serverVersion, stretch int) string {
 	const transactionTimeoutSince = 170000
-	publish := cfg.PublishTimeout + databaseMargin
+	publish := cfg.PublishTimeout*time.Duration(stretch) + databaseMargin
 	statements := []string{
 		fmt.Sprintf("SET LOCAL idle_in_transaction_session_timeout = %d", publish.Milliseconds()),
 		fmt.Sprintf("SET LOCAL statement_timeout = %d", cfg.DatabaseTimeout.Milliseconds()),
@@ -113,75 +116,40 @@ func boundsQuery(cfg Config, serverVersion int) string {
 
 // claim waits for rows that others have locked, but not again and again: after a wait
 // that was in vain it passes them by for a while.
-func (w *worker) claim(ctx context.Context, tx *sql.Tx) ([]row, error) {
-	rows, err := w.claimer.claim(ctx, tx, time.Now().Before(w.passUntil))
+func (w *worker) claim(ctx context.Context, tx *sql.Tx) (claim, error) {
+	ask := w.nextRequest(time.Now())
+	taken, err := w.claimer.claim(ctx, tx, ask)
+	if err == nil && len(ask.tried) > 0 && len(taken.rows)+taken.parked == 0 { // all have been tried
+		w.tried, ask.tried = nil, nil
+		taken, err = w.claimer.claim(ctx, tx, ask)
+	}
 	if hasSQLState(err, lockNotAvailable) {
 		w.passUntil = time.Now().Add(w.config.RetryMax)
 	}
-	return rows, err
+	w.lookSoon = err == nil && ask.waiting && taken.more
+	return taken, err
 }
 
-// publish returns one result for each row.
-func (w *worker) publish(ctx context.Context, rows []row) []error {
-	ctx, cancel := context.WithTimeout(ctx, w.config.PublishTimeout)
-	defer cancel()
-	results := make([]error, len(rows))
-	msgs, places := w.sendable(rows, results)
-	if len(msgs) == 0 {
-		return results
+// dueInterval is how often rows that wait are looked for.
+const dueInterval = 50 * time.Millisecond
+
+// nextRequest looks for rows that wait from time to time, and at once where there are known
+// to be some. Where a broker is to be tried with a single row, it is not always one of those.
+func (w *worker) nextRequest(now time.Time) request {
+	ask := request{rows: w.config.BatchSize, passing: now.Before(w.passUntil)}
+	if w.routes == nil {
+		ask.rows, _ = w.paces.of("").now()
 	}
-	for n, err := range publishBatch(ctx, w.publisher, msgs) {
-		results[places[n]] = err
+	if ask.rows == 1 {
+		ask.tried = w.tried
 	}
-	return results
+	ask.waiting = (w.lookSoon || now.Sub(w.lookedAt) >= dueInterval) && !(ask.rows == 1 && w.lookedLast)
+	w.lookedLast = ask.waiting
+	if ask.waiting {
+		w.lookedAt = now
+	}
+	return ask
 }
-
-// publishBatch returns one result for each message, whatever the publisher does.
-func publishBatch(ctx context.Context, publisher BatchPublisher, msgs []Outgoing) []error {
-	var answers []error
-	err := recovered(func() error {
-		answers = publisher.PublishBatch(ctx, msgs)
-		return nil
-	})
-	if err == nil && len(answers) != len(msgs) {
-		err = fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(msgs))
-	}
-	if err != nil { // nobody knows which message was sent
-		answers = make([]error, len(msgs))
-		for i := range answers {
-			answers[i] = Unavailable(err)
-		}
-	}
-	return answers
-}
-
-// errBrokerAway is the result of a message that was not given to its broker.
-var errBrokerAway = errors.New("forwarder: not sent, its broker is away")
-
-// sendable returns the messages to publish and their places among the rows. A row that
-// no message can be made of gets its result here, and so does what is behind it in its
-// unit. What goes to a broker that is known to be away is not sent to it.
-func (w *worker) sendable(rows []row, results []error) (msgs []Outgoing, places []int) {
-	failed := map[Unit]bool{}
-	for i, r := range rows {
-		switch unit := r.outgoing.Unit(); {
-		case failed[unit]:
-			results[i] = ErrKeyHeld
-		case r.unreadable != nil:
-			results[i] = Refused(r.unreadable)
-			failed[unit] = true
-		case !w.probing && w.away.isAway(w.brokerOf(r)):
-			results[i] = Unavailable(errBrokerAway)
-			failed[unit] = true
-		default:
-			msgs = append(msgs, r.outgoing)
-			places = append(places, i)
-		}
-	}
-	return msgs, places
-}
-
-var errResultCount = errors.New("forwarder: the publisher broke its contract")
 
 // storable makes an error's text fit for a text column.
 func storable(text string) string {

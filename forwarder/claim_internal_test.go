@@ -22,15 +22,15 @@ func newTestWorker(t *testing.T, db *testdb.DB, cfg Config) *worker {
 
 func begin(t *testing.T, w *worker) *sql.Tx {
 	t.Helper()
-	tx, err := w.begin(t.Context())
+	tx, err := w.begin(t.Context(), 1)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = tx.Rollback() })
 	return tx
 }
 
-func seqs(rows []row) []int64 {
+func seqs(taken claim) []int64 {
 	list := []int64{}
-	for _, r := range rows {
+	for _, r := range taken.rows {
 		list = append(list, r.seq)
 	}
 	return list
@@ -56,17 +56,17 @@ func TestClaimNeverSeesWhatTheLastHolderSettled(t *testing.T) {
 			w := newTestWorker(t, db, Config{Workers: 1, BatchSize: 3, Settlement: settlement})
 
 			first, second := begin(t, w), begin(t, w)
-			claimed, err := w.claimer.claim(t.Context(), first, false)
+			claimed, err := w.claimer.claim(t.Context(), first, request{})
 			require.NoError(t, err)
 			require.Equal(t, []int64{1, 2, 3}, seqs(claimed))
-			none, err := w.claimer.claim(t.Context(), second, false)
+			none, err := w.claimer.claim(t.Context(), second, request{})
 			require.NoError(t, err)
-			require.Empty(t, none, "the lanes are taken")
+			require.Empty(t, none.rows, "the lanes are taken")
 
 			require.NoError(t, w.settler.settle(t.Context(), first, seqs(claimed)))
 			require.NoError(t, first.Commit())
 
-			claimed, err = w.claimer.claim(t.Context(), second, false)
+			claimed, err = w.claimer.claim(t.Context(), second, request{})
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 5}, seqs(claimed))
 		})
@@ -82,9 +82,9 @@ func TestWorkersShareTheLanes(t *testing.T) {
 	w := newTestWorker(t, db, Config{Workers: 2, BatchSize: 1000})
 	seen := map[int64]bool{}
 	for range 2 {
-		claimed, err := w.claimer.claim(t.Context(), begin(t, w), false)
+		claimed, err := w.claimer.claim(t.Context(), begin(t, w), request{})
 		require.NoError(t, err)
-		require.NotEmpty(t, claimed)
+		require.NotEmpty(t, claimed.rows)
 		require.IsIncreasing(t, seqs(claimed))
 		for _, seq := range seqs(claimed) {
 			require.False(t, seen[seq])
@@ -92,9 +92,9 @@ func TestWorkersShareTheLanes(t *testing.T) {
 		}
 	}
 	require.Len(t, seen, 1000)
-	claimed, err := w.claimer.claim(t.Context(), begin(t, w), false)
+	claimed, err := w.claimer.claim(t.Context(), begin(t, w), request{})
 	require.NoError(t, err)
-	require.Empty(t, claimed)
+	require.Empty(t, claimed.rows)
 }
 
 // Whatever the server's defaults are, a claim has bounds of its own.
@@ -115,8 +115,8 @@ func TestClaimTransactionHasBounds(t *testing.T) {
 		require.NoError(t, tx.QueryRowContext(t.Context(), `SELECT current_setting($1)`, setting).Scan(&got))
 		require.Equal(t, want, got, setting)
 	}
-	require.Contains(t, boundsQuery(w.config, 170000), "SET LOCAL transaction_timeout = 24000")
-	require.NotContains(t, boundsQuery(w.config, 160009), "transaction_timeout")
+	require.Contains(t, boundsQuery(w.config, 170000, 1), "SET LOCAL transaction_timeout = 24000")
+	require.NotContains(t, boundsQuery(w.config, 160009, 1), "transaction_timeout")
 }
 
 // The delay grows with the attempts that a row has spent, up to its bound.
@@ -127,7 +127,7 @@ func TestDelayGrows(t *testing.T) {
 	w := newTestWorker(t, db, Config{RetryInitial: time.Minute, RetryMax: 10 * time.Minute})
 	for attempt, want := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 10 * time.Minute, 10 * time.Minute} {
 		tx := begin(t, w)
-		require.NoError(t, w.settler.delay(t.Context(), tx, []failure{{seq: 1, spent: 1, err: errNotSent}}))
+		require.NoError(t, w.settler.delay(t.Context(), tx, []failure{{row: row{seq: 1}, spent: 1, err: errNotSent}}))
 		require.NoError(t, tx.Commit())
 		var (
 			seconds  float64

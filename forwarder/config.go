@@ -30,6 +30,18 @@ const (
 	MarkPublished Settlement = "mark_published"
 )
 
+// DeadLetterPolicy says what becomes of a unit when one of its messages is moved to the
+// dead letters.
+type DeadLetterPolicy string
+
+const (
+	// Continue lets the unit's later messages go on without it.
+	Continue DeadLetterPolicy = "continue"
+	// Block holds the unit's later messages back until an operator replays or discards the
+	// dead letter, see Admin.
+	Block DeadLetterPolicy = "block"
+)
+
 // ErrInvalidConfig says that a Config cannot work; the error that wraps it names the
 // field, its value and what is allowed.
 var ErrInvalidConfig = errors.New("forwarder: invalid config")
@@ -66,6 +78,16 @@ type Config struct {
 	RetryInitial time.Duration
 	// RetryMax is the longest wait between two attempts. Default: 30 s.
 	RetryMax time.Duration
+	// MaxAttempts is how many attempts a message that is refused has before it is moved to
+	// the dead letters. What is due to a broker or a destination that is away spends none.
+	// Default: 15, which with the other defaults takes about 5 minutes.
+	MaxAttempts int
+	// OnDeadLetter is Continue or Block. Block needs Ordering PerKey. Default: Continue.
+	OnDeadLetter DeadLetterPolicy
+	// AfterUnavailable moves the messages of a destination to the dead letters once it has
+	// been away for so long, as far as the forwarders of this outbox have seen. Default: 0,
+	// they wait for ever.
+	AfterUnavailable time.Duration
 }
 
 func (c *Config) setDefaults() {
@@ -79,6 +101,8 @@ func (c *Config) setDefaults() {
 	setDefault(&c.DatabaseTimeout, 10*time.Second)
 	setDefault(&c.RetryInitial, 500*time.Millisecond)
 	setDefault(&c.RetryMax, 30*time.Second)
+	setDefault(&c.MaxAttempts, 15)
+	setDefault(&c.OnDeadLetter, Continue)
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -104,6 +128,12 @@ func (c Config) Validate() error {
 		inRange("DatabaseTimeout", c.DatabaseTimeout, time.Millisecond, time.Hour),
 		inRange("RetryInitial", c.RetryInitial, time.Millisecond, time.Hour),
 		inRange("RetryMax", c.RetryMax, c.RetryInitial, 24*time.Hour),
+		inRange("MaxAttempts", c.MaxAttempts, 1, 1_000_000),
+		oneOf("OnDeadLetter", c.OnDeadLetter, Continue, Block),
+		inRange("AfterUnavailable", c.AfterUnavailable, 0, 10*365*24*time.Hour),
+	}
+	if c.OnDeadLetter == Block && c.Ordering == None {
+		errs = append(errs, fmt.Errorf("%w: OnDeadLetter is %q, which needs Ordering %q", ErrInvalidConfig, Block, PerKey))
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,9 @@ import (
 var (
 	// ErrRefused says that this message cannot be sent as it is, while others can.
 	ErrRefused = errors.New("forwarder: message refused")
+	// ErrPermanent says that this message can never be sent, however often it is tried. It
+	// is an ErrRefused too.
+	ErrPermanent = errors.New("forwarder: no further attempt can help")
 	// ErrUnavailable says that the broker is away; nothing is wrong with the message.
 	ErrUnavailable = errors.New("forwarder: broker unavailable")
 	// ErrDestinationUnavailable says that the destination is missing or closed to us,
@@ -19,8 +22,13 @@ var (
 )
 
 // Refused marks err as the refusal of one message: it is tried again with a growing
-// delay, holds back its own unit, and stops nothing else. A nil err stays nil.
+// delay until MaxAttempts are spent, holds back its own unit, and stops nothing else. A
+// nil err stays nil.
 func Refused(err error) error { return mark(ErrRefused, err) }
+
+// Permanent marks err as the refusal of one message that no further attempt can help: it
+// goes to the dead letters at once. A nil err stays nil.
+func Permanent(err error) error { return Refused(mark(ErrPermanent, err)) }
 
 // Unavailable marks err as the broker's absence: the batch is released, and the
 // forwarder waits before it tries again. A nil err stays nil.

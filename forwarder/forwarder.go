@@ -179,6 +179,7 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	broker := &outage{what: "Broker", logger: f.logger}
 	routes, _ := f.publisher.(*Routes)
 	refused := &atomic.Bool{}
+	paces, suspects := &paces{config: f.config}, &suspects{}
 	return func() *worker {
 		return &worker{
 			config:      f.config,
@@ -190,10 +191,13 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			away:        away,
 			database:    database,
 			broker:      broker,
-			boundsQuery: boundsQuery(f.config, serverVersion),
+			paces:       paces,
+			suspects:    suspects,
 			wake:        f.wake,
 			refused:     refused,
 			logger:      f.logger,
+
+			serverVersion: serverVersion,
 		}
 	}
 }

@@ -387,7 +387,6 @@ func TestPlainPublisherGivesUpTheBatch(t *testing.T) {
 func TestPublisherThatBreaksItsContractSettlesNothing(t *testing.T) {
 	t.Parallel()
 	for name, publish := range map[string]func(n int) []error{
-		"panic":           func(int) []error { panic("test: panic") },
 		"too few results": func(int) []error { return nil },
 		"holds keys without a failure": func(n int) []error {
 			results := make([]error, n)
@@ -417,6 +416,33 @@ func TestPublisherThatBreaksItsContractSettlesNothing(t *testing.T) {
 	}
 }
 
+// A message that a publisher does not survive is found, and refused; the others go on.
+func TestPanicIsTheRefusalOfItsMessage(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var r recorder
+	record := r.publisher()
+	publisher := publisherFunc(func(ctx context.Context, msgs []forwarder.Outgoing) []error {
+		for _, msg := range msgs {
+			if msg.Message.UUID == "a-2" {
+				panic("test: panic")
+			}
+		}
+		return record(ctx, msgs)
+	})
+	insert(t, db, "orders", "a", ids("a", 3)...)
+	for _, id := range ids("b", 100) {
+		insert(t, db, "orders", "", id)
+	}
+	cfg := fast(forwarder.Config{BatchSize: 50})
+	cfg.MaxAttempts = 3
+	start(t, db, publisher, cfg)
+	requireDrained(t, db)
+	require.Equal(t, []string{"a-2"}, deadLetters(t, db, `attempts = 3 AND error LIKE '%panicked: test: panic%'`))
+	require.Equal(t, []string{"a-1", "a-3"}, r.unit("orders", "a"))
+	require.Len(t, r.confirmed(), 102)
+}
+
 func TestWakeDoesNotWaitForThePoll(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
@@ -431,8 +457,8 @@ func TestWakeDoesNotWaitForThePoll(t *testing.T) {
 	}
 }
 
-// Metadata that Postgres takes and Go cannot read: only its own unit stands still.
-func TestUnreadableRowHoldsBackItsUnitOnly(t *testing.T) {
+// Metadata that Postgres takes and Go cannot read: no attempt can help, and others go on.
+func TestUnreadableRowIsADeadLetterAtOnce(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	insert(t, db, "orders", "a", "a-1")
@@ -443,14 +469,10 @@ func TestUnreadableRowHoldsBackItsUnitOnly(t *testing.T) {
 	insert(t, db, "orders", "b", ids("b", 3)...)
 	var r recorder
 	start(t, db, r.publisher(), fast(forwarder.Config{Workers: 1}))
-	eventually(t, func() bool { return len(idsInOutbox(t, db, `attempts > 2 AND last_error LIKE '%metadata%'`)) == 1 })
-	requireOutbox(t, db, `true`, "a-2", "a-3")
-	require.Equal(t, ids("b", 3), r.unit("orders", "b"))
-
-	_, err = db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET metadata = '{}'`)
-	require.NoError(t, err)
 	requireDrained(t, db)
-	require.Equal(t, ids("a", 3), r.unit("orders", "a"))
+	require.Equal(t, []string{"a-1", "a-3"}, r.unit("orders", "a"))
+	require.Equal(t, ids("b", 3), r.unit("orders", "b"))
+	require.Equal(t, []string{"a-2"}, deadLetters(t, db, `attempts = 1 AND error LIKE '%metadata%' AND NOT blocks AND metadata ? 'deep'`))
 }
 
 // Whatever a role's or a connection's settings make of bytes, the payload arrives.

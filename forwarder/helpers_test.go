@@ -135,7 +135,17 @@ func insertMany(t *testing.T, db *testdb.DB, rows, keys int) {
 
 func idsInOutbox(t *testing.T, db *testdb.DB, where string) []string {
 	t.Helper()
-	rows, err := db.QueryContext(t.Context(), `SELECT id FROM `+db.Schema.Outbox()+` WHERE `+where+` ORDER BY seq`)
+	return idsIn(t, db, db.Schema.Outbox(), where)
+}
+
+func deadLetters(t *testing.T, db *testdb.DB, where string) []string {
+	t.Helper()
+	return idsIn(t, db, db.Schema.DeadLetters(), where)
+}
+
+func idsIn(t *testing.T, db *testdb.DB, table, where string) []string {
+	t.Helper()
+	rows, err := db.QueryContext(t.Context(), `SELECT id FROM `+table+` WHERE `+where+` ORDER BY seq`)
 	require.NoError(t, err)
 	defer rows.Close()
 	ids := []string{}

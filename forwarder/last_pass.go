@@ -24,17 +24,17 @@ const (
 func (w *worker) lastPass(ctx context.Context) {
 	w.claimer.workers = 1 // a share of the lanes could be one without rows
 	taken := false
-	claim := func(ctx context.Context, tx *sql.Tx) (rows []row, err error) {
+	turn := func(ctx context.Context, tx *sql.Tx) (_ claim, err error) {
 		taken, err = w.claimer.someLanesAreTaken(ctx, tx)
 		if err != nil {
-			return nil, err
+			return claim{}, err
 		}
 		return w.claim(ctx, tx)
 	}
 	lanesUntil := time.Now().Add(lanesTime)
 	for ctx.Err() == nil && !w.isCutOff() {
 		passUntil := w.passUntil
-		out, err := w.forwardBatch(ctx, claim)
+		out, err := w.forwardBatch(ctx, turn)
 		switch {
 		case err != nil && ctx.Err() != nil && out.claimed == 0:
 			return
@@ -54,7 +54,7 @@ func (w *worker) isCutOff() bool { return w.broker.lasts() || w.database.lasts()
 
 // someLanesAreTaken takes those that are free.
 func (c claimer) someLanesAreTaken(ctx context.Context, tx *sql.Tx) (bool, error) {
-	if c.ordering != PerKey {
+	if c.config.Ordering != PerKey {
 		return false, nil
 	}
 	lanes, _, err := c.claimLanes(ctx, tx)

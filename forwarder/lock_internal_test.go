@@ -37,7 +37,7 @@ func TestClaimSeesWhatItWaitedFor(t *testing.T) {
 
 	var (
 		wait    sync.WaitGroup
-		claimed []row
+		claimed claim
 		err     error
 	)
 	wait.Go(func() { claimed, err = w.claim(t.Context(), tx) })
@@ -51,8 +51,8 @@ func TestClaimSeesWhatItWaitedFor(t *testing.T) {
 
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 2, 3}, seqs(claimed))
-	require.Equal(t, "elsewhere", claimed[0].outgoing.Destination)
-	require.Equal(t, "corrected", string(claimed[0].outgoing.Message.Payload))
+	require.Equal(t, "elsewhere", claimed.rows[0].outgoing.Destination)
+	require.Equal(t, "corrected", string(claimed.rows[0].outgoing.Message.Payload))
 }
 
 // The wait for a foreign lock is bounded; after it only the locked row's unit stands
@@ -147,12 +147,21 @@ func TestClaimUsesTheIndexes(t *testing.T) {
 			}
 			for _, ordering := range []Ordering{PerKey, None} {
 				w := newTestWorker(t, db, Config{Ordering: ordering})
-				plan := explain(t, begin(t, w), w.claimer.rowsQuery, 500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}", db.Schema.Outbox())
+				plan := explain(t, begin(t, w), w.claimer.flow.query,
+					500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}", db.Schema.Outbox(), "{}", "{}", true)
 				require.Contains(t, plan, "Index Scan using outbox_pkey")
 				require.NotContains(t, plan, "Seq Scan on outbox")
 				if ordering == PerKey {
-					require.Contains(t, plan, "hashed SubPlan")
-					require.Contains(t, plan, "Index Cond: (next_attempt_at > statement_timestamp())")
+					require.Contains(t, plan, "Index Cond: ((unit_hash = head.unit_hash) AND (seq < head.seq))")
+				}
+				plan = explain(t, begin(t, w), w.claimer.waiting.query, 500, 1<<20, "{}", 125, 64, "{1,2,3,4,5,6,7,8,9}", "{}")
+				require.Contains(t, plan, "Index Scan using outbox_backoff_idx on outbox f")
+				require.Contains(t, plan, "Index Cond: (next_attempt_at <= statement_timestamp())")
+				require.Contains(t, plan, "Index Scan using outbox_pkey")
+				require.NotContains(t, plan, "Seq Scan on outbox")
+				if ordering == PerKey {
+					require.Contains(t, plan, "Index Cond: ((unit_hash = f.unit_hash) AND (seq < f.seq))")
+					require.Contains(t, plan, "Index Cond: ((unit_hash = due.unit_hash) AND (seq >= due.seq))")
 				}
 			}
 		})

@@ -1,13 +1,12 @@
 package forwarder
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
 
-// marks remember, for each lane, up to which seq there is nothing to claim: those rows
-// are settled, or their destinations are away. So a million rows that wait for a broker
+// marks remember, for each lane, up to which seq there is nothing to claim from the flow:
+// those rows are settled, or wait, or their destinations are away. So a million rows that wait for a broker
 // are not read again at each claim, nor are rows marked as published, nor the index
 // entries of deleted ones while an old snapshot keeps them.
 //
@@ -58,9 +57,6 @@ type finding struct {
 	history string
 	// first is the lowest seq that was claimed, last the highest that was seen; 0: none.
 	first, last int64
-	// frozen are lanes in which rows are not due yet. What they hold back stays above the
-	// mark.
-	frozen []int64
 }
 
 // view says where a claim of these lanes, of so many, starts.
@@ -113,10 +109,15 @@ func (m *marks) learn(v view, f finding) {
 		up = min(up, f.first-1)
 	}
 	for _, lane := range f.lanes {
-		if !slices.Contains(f.frozen, lane) {
-			m.lanes[lane] = max(m.lanes[lane], up)
-		}
+		m.lanes[lane] = max(m.lanes[lane], up)
 	}
+}
+
+// leftOut are the destinations that claims leave out.
+func (m *marks) leftOut() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.away
 }
 
 // leaveOut sets the destinations that claims leave out. Where one of them no longer is,

@@ -34,7 +34,7 @@ func newPatrol(w *worker) *patrol { return &patrol{worker: w, query: patrolQuery
 // out, $3 how many lanes there are.
 func patrolQuery(s schema.Postgres) string {
 	return `SELECT unit_hash & ($3::integer - 1), min(seq) FROM ` + s.Outbox() + `
-		WHERE published_at IS NULL AND seq <= $1::bigint AND destination <> ALL ($2::text[])
+		WHERE published_at IS NULL AND next_attempt_at IS NULL AND seq <= $1::bigint AND destination <> ALL ($2::text[])
 		GROUP BY 1`
 }
 
@@ -58,7 +58,7 @@ func (p *patrol) look(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
 	defer cancel()
-	tx, err := p.begin(ctx)
+	tx, err := p.begin(ctx, 1)
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,12 @@ func privileges(s schema.Postgres) []privilege {
 		{name: "UPDATE", table: s.Outbox(), test: "has_any_column_privilege"},
 		{name: "DELETE", table: s.Outbox(), test: "has_table_privilege"},
 		{name: "SELECT", table: s.Settings(), test: "has_any_column_privilege"},
+		{name: "SELECT", table: s.DeadLetters(), test: "has_any_column_privilege"},
+		{name: "INSERT", table: s.DeadLetters(), test: "has_any_column_privilege"},
+		{name: "SELECT", table: s.Absences(), test: "has_any_column_privilege"},
+		{name: "INSERT", table: s.Absences(), test: "has_any_column_privilege"},
+		{name: "UPDATE", table: s.Absences(), test: "has_any_column_privilege"},
+		{name: "DELETE", table: s.Absences(), test: "has_table_privilege"},
 	}
 }
 

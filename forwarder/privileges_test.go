@@ -22,6 +22,12 @@ var documentedGrants = []struct{ grant, complaint string }{
 	{`UPDATE ON {schema}.outbox`, `lacks UPDATE on "{schema}"."outbox"`},
 	{`DELETE ON {schema}.outbox`, `lacks DELETE on "{schema}"."outbox"`},
 	{`SELECT ON {schema}.outbox_settings`, `lacks SELECT on "{schema}"."outbox_settings"`},
+	{`SELECT ON {schema}.outbox_dead_letters`, `lacks SELECT on "{schema}"."outbox_dead_letters"`},
+	{`INSERT ON {schema}.outbox_dead_letters`, `lacks INSERT on "{schema}"."outbox_dead_letters"`},
+	{`SELECT ON {schema}.outbox_absences`, `lacks SELECT on "{schema}"."outbox_absences"`},
+	{`INSERT ON {schema}.outbox_absences`, `lacks INSERT on "{schema}"."outbox_absences"`},
+	{`UPDATE ON {schema}.outbox_absences`, `lacks UPDATE on "{schema}"."outbox_absences"`},
+	{`DELETE ON {schema}.outbox_absences`, `lacks DELETE on "{schema}"."outbox_absences"`},
 	{`SELECT ON {schema}.watermill_outbox_migrations`, `watermill_outbox_migrations (42501)`},
 }
 

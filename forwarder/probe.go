@@ -35,13 +35,16 @@ func newProber(w *worker) *prober {
 	}
 }
 
-// headQuery finds the first row that waits for the destinations $1, leaving out units whose
-// hashes are in $2. It is the first of its unit too, and none of its unit is not due. It
-// reads from the beginning: the marks have passed rows of what is away.
+// due is true for a row that may be tried now.
+const due = `(next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp())`
+
+// headQuery finds the first row for the destinations $1 that may be tried now, leaving out
+// units whose hashes are in $2. It is the first of its unit too. It reads from the
+// beginning: the marks have passed rows of what is away.
 func headQuery(s schema.Postgres) string {
-	return `SELECT seq, unit_hash FROM ` + s.Outbox() + `
+	return `SELECT seq, unit_hash FROM ` + s.Outbox() + ` AS o
 		WHERE published_at IS NULL AND destination = ANY ($1::text[]) AND unit_hash <> ALL ($2::integer[])
-			AND unit_hash NOT IN (SELECT b.unit_hash FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at > statement_timestamp())
+			AND ` + due + ` AND NOT ` + isBehindWaiting(s, `o`, ``) + ` AND NOT ` + isBlocked(s, `o`) + `
 		ORDER BY seq
 		LIMIT 1`
 }
@@ -107,9 +110,9 @@ func (p *prober) try(ctx context.Context, a attempt) {
 		return
 	}
 	began, found := time.Now(), head{}
-	_, err := p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (rows []row, err error) {
-		rows, found, err = p.claimHead(ctx, tx, a)
-		return rows, err
+	_, err := p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (taken claim, err error) {
+		taken.rows, found, err = p.claimHead(ctx, tx, a)
+		return taken, err
 	})
 	if err != nil && ctx.Err() == nil {
 		p.database.note(databaseTrouble(err), schema.Explain(err), p.config.RetryMax, began)

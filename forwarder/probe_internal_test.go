@@ -25,5 +25,5 @@ func TestTryIsOfTheFirstRowThatWaits(t *testing.T) {
 	rows, found, err := prober.claimHead(t.Context(), begin(t, w), known.attempt())
 	require.NoError(t, err)
 	require.True(t, found.ok)
-	require.Equal(t, []int64{1}, seqs(rows))
+	require.Equal(t, []int64{1}, seqs(claim{rows: rows}))
 }

@@ -90,6 +90,23 @@ func TestRouterPlugin_SendsAllThatIsLeft(t *testing.T) {
 	}
 }
 
+// takeLanes waits for all lanes and keeps claims away until they are free again.
+func takeLanes(t *testing.T, db *testdb.DB) (free func()) {
+	t.Helper()
+	conn, err := db.Conn(t.Context())
+	require.NoError(t, err)
+	execute := func(function string) {
+		_, err := conn.ExecContext(t.Context(), `SELECT `+function+`($1::bigint + lane)
+			FROM generate_series(0, (SELECT lanes - 1 FROM `+db.Schema.Settings()+`)) AS lane`, db.Schema.LockBase())
+		require.NoError(t, err)
+	}
+	execute(`pg_advisory_lock`)
+	return func() {
+		execute(`pg_advisory_unlock`)
+		require.NoError(t, conn.Close())
+	}
+}
+
 // A row that somebody has locked holds back its own unit only, in the last moment too.
 func TestRouterPlugin_SendsWhatIsNotLocked(t *testing.T) {
 	t.Parallel()
@@ -104,10 +121,12 @@ func TestRouterPlugin_SendsWhatIsNotLocked(t *testing.T) {
 	tx, err := db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	defer tx.Rollback()
+	free := takeLanes(t, db) // a worker may be awake still
 	insert(t, db, "orders", "a", ids("a", 2)...)
 	insert(t, db, "orders", "b", "b-1")
 	_, err = tx.ExecContext(t.Context(), `SELECT FROM `+db.Schema.Outbox()+` WHERE id = 'a-1' FOR UPDATE`)
 	require.NoError(t, err)
+	free()
 	require.NoError(t, running.Close())
 	require.Equal(t, []string{"first", "b-1"}, r.confirmed())
 	require.Equal(t, ids("a", 2), idsInOutbox(t, db, `true`))

@@ -109,12 +109,12 @@ func (s *sequential) publish(ctx context.Context, msg Outgoing) error {
 
 var errPanic = errors.New("forwarder: the publisher panicked")
 
-// recovered turns a panic of a publisher into an error: a single row must not end the
-// process.
+// recovered turns a panic of a publisher into the refusal of what it was to publish: a
+// single row must not end the process.
 func recovered(publish func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", errPanic, r)
+			err = Refused(fmt.Errorf("%w: %v", errPanic, r))
 		}
 	}()
 	return publish()

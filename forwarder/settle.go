@@ -14,18 +14,24 @@ var errRowsGone = errors.New("forwarder: claimed rows are gone although they wer
 
 // settler writes into the database what became of a batch.
 type settler struct {
-	settleQuery string
-	delayQuery  string
-	initial     time.Duration
-	longest     time.Duration
+	settleQuery  string
+	delayQuery   string
+	buryQuery    string
+	promoteQuery string
+	initial      time.Duration
+	longest      time.Duration
+	blocks       bool
 }
 
 func newSettler(cfg Config) settler {
 	outbox := cfg.Schema.Outbox()
 	s := settler{
-		settleQuery: `DELETE FROM ` + outbox + ` WHERE seq = ANY ($1::bigint[])`,
-		initial:     cfg.RetryInitial,
-		longest:     cfg.RetryMax,
+		settleQuery:  `DELETE FROM ` + outbox + ` WHERE seq = ANY ($1::bigint[])`,
+		buryQuery:    buryQuery(cfg.Schema),
+		promoteQuery: promoteQuery(cfg.Schema),
+		initial:      cfg.RetryInitial,
+		longest:      cfg.RetryMax,
+		blocks:       cfg.OnDeadLetter == Block,
 	}
 	if cfg.Settlement == MarkPublished {
 		s.settleQuery = `UPDATE ` + outbox + `
@@ -47,6 +53,20 @@ func newSettler(cfg Config) settler {
 	return s
 }
 
+// write settles, buries and delays what a verdict says, and lets what is behind go on.
+func (s settler) write(ctx context.Context, tx *sql.Tx, v *verdict) error {
+	if err := s.settle(ctx, tx, v.confirmed); err != nil {
+		return err
+	}
+	if err := s.buryOrDelay(ctx, tx, v); err != nil {
+		return err
+	}
+	if err := s.delay(ctx, tx, v.delayed); err != nil {
+		return err
+	}
+	return s.promote(ctx, tx, v.freed)
+}
+
 // settle removes or marks rows whose messages the broker confirmed.
 func (s settler) settle(ctx context.Context, tx *sql.Tx, seqs []int64) error {
 	if len(seqs) == 0 {
@@ -59,28 +79,13 @@ func (s settler) settle(ctx context.Context, tx *sql.Tx, seqs []int64) error {
 	return requireAffected(result, len(seqs))
 }
 
-// failure is a row whose message was not confirmed and must wait.
-type failure struct {
-	seq int64
-	// spent is 1 where the message itself was refused, 0 where the broker may be at
-	// fault.
-	spent int64
-	err   error
-}
-
 // delay leaves the rows in the outbox and holds them back until their next attempt.
 func (s settler) delay(ctx context.Context, tx *sql.Tx, failures []failure) error {
 	if len(failures) == 0 {
 		return nil
 	}
-	seqs := make([]int64, len(failures))
-	spent := make([]int64, len(failures))
-	texts := make([]string, len(failures))
-	for i, f := range failures {
-		seqs[i], spent[i], texts[i] = f.seq, f.spent, storable(f.err.Error())
-	}
-	result, err := tx.ExecContext(ctx, s.delayQuery, pq.Int64Array(seqs), pq.Int64Array(spent),
-		pq.StringArray(texts), s.initial.Milliseconds(), s.longest.Milliseconds())
+	f := columnsOf(failures)
+	result, err := tx.ExecContext(ctx, s.delayQuery, f.seqs, f.spent, f.texts, s.initial.Milliseconds(), s.longest.Milliseconds())
 	if err != nil {
 		return fmt.Errorf("delay: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 
 // outcome says what came of one turn of a worker.
 type outcome struct {
+	// claimed is how many rows it has dealt with.
 	claimed   int
 	confirmed int
 	// obstacle is the first failure that the next turn would meet again: it looks like
@@ -17,23 +18,32 @@ type outcome struct {
 	obstacle error
 }
 
-// verdict divides a published batch: what is confirmed will be settled, what is
-// delayed waits on its own, and the rest stays in the outbox as it is.
+// verdict divides a published batch: what is confirmed will be settled, what is delayed
+// waits on its own, what is dead goes to the dead letters, and the rest stays in the outbox
+// as it is.
 type verdict struct {
 	outcome
 
 	confirmed []int64
 	delayed   []failure
+	dead      []failure
+	// freed are the units of which a row that waited is gone.
+	freed []int64
+	// tried are the units whose first row failed alone, in a way that may be the broker's.
+	tried []int64
 }
 
 // judge says what becomes of each row. Brokers are judged apart from each other.
-func (w *worker) judge(rows []row, results []error) verdict {
+func (w *worker) judge(rows []row, done attempted) verdict {
 	v := verdict{outcome: outcome{claimed: len(rows)}}
-	for _, part := range w.byBroker(rows, results) {
+	for _, part := range w.byBroker(rows, done) {
 		p := w.judgePart(part)
 		w.noteBroker(part, p)
 		v.confirmed = append(v.confirmed, p.confirmed...)
 		v.delayed = append(v.delayed, p.delayed...)
+		v.dead = append(v.dead, p.dead...)
+		v.freed = append(v.freed, p.freed...)
+		v.tried = append(v.tried, p.tried...)
 		v.outcome.confirmed += len(p.confirmed)
 		if part.broker == "" {
 			v.obstacle = p.obstacle
@@ -47,12 +57,10 @@ type part struct {
 	broker  string
 	rows    []row
 	results []error
+	alone   []bool
 }
 
-func (w *worker) byBroker(rows []row, results []error) []*part {
-	if w.routes == nil {
-		return []*part{{rows: rows, results: results}}
-	}
+func (w *worker) byBroker(rows []row, done attempted) []*part {
 	var parts []*part
 	known := map[string]*part{}
 	for i, r := range rows {
@@ -63,7 +71,8 @@ func (w *worker) byBroker(rows []row, results []error) []*part {
 			known[broker] = p
 			parts = append(parts, p)
 		}
-		p.rows, p.results = append(p.rows, r), append(p.results, results[i])
+		p.rows, p.results = append(p.rows, r), append(p.results, done.results[i])
+		p.alone = append(p.alone, done.alone[i])
 	}
 	return parts
 }
@@ -79,32 +88,75 @@ func (w *worker) brokerOf(r row) string {
 
 func (w *worker) judgePart(p *part) verdict {
 	var v verdict
+	w.convict(p)
 	waits := false // for a destination
 	for i, err := range p.results {
 		switch r := p.rows[i]; {
 		case err == nil:
-			v.confirmed = append(v.confirmed, r.seq)
+			v.confirm(r)
 			w.away.destinationBack(r.outgoing.Destination)
 		case errors.Is(err, ErrRefused):
-			v.delayed = append(v.delayed, newFailure(r, err))
-			w.logFailure(r, err)
+			v.fail(w.config.MaxAttempts, failure{row: r, spent: 1, err: err})
 			if w.probing { // what refuses is there
 				w.away.destinationBack(r.outgoing.Destination)
 			}
-		case errors.Is(err, ErrKeyHeld), errors.Is(err, ErrUnavailable):
+		case errors.Is(err, ErrKeyHeld), errors.Is(err, errLater):
+		case errors.Is(err, ErrUnavailable):
+			if p.alone[i] {
+				v.tried = append(v.tried, r.unitHash)
+			}
 		case errors.Is(err, ErrDestinationUnavailable):
 			w.away.destinationGone(p.broker, r.outgoing.Destination, err)
 			waits = true
 		default:
-			v.delayed = append(v.delayed, newFailure(r, err))
-			w.logFailure(r, err)
+			v.fail(w.config.MaxAttempts, failure{row: r, spent: 0, err: err})
 		}
 	}
-	if len(v.confirmed) > 0 {
-		v.spendAttempts()
-	}
-	v.obstacle = obstacle(p.results, waits || len(v.delayed) > 0)
+	v.obstacle = obstacle(p.results, waits || len(v.delayed)+len(v.dead) > 0)
 	return v
+}
+
+// convict makes refusals of failures that say nothing, or tell of the broker's absence, where
+// they must be the message's own fault: where the broker takes others while this one fails
+// again and again. Each then waits longer from time to time, and is a dead letter in the end.
+func (w *worker) convict(p *part) {
+	passed := slices.Contains(p.results, nil)
+	if passed || slices.ContainsFunc(p.results, looksAway) {
+		w.suspects.heard(p.broker, passed)
+	}
+	for i, err := range p.results {
+		switch {
+		case !looksAway(err) || errors.Is(err, errBrokerAway):
+		case errors.Is(err, ErrUnavailable) && !p.alone[i]:
+		case w.suspects.failed(p.broker, p.rows[i].seq, passed), passed && !errors.Is(err, ErrUnavailable):
+			p.results[i] = Refused(err)
+		}
+	}
+}
+
+func (v *verdict) confirm(r row) {
+	v.confirmed = append(v.confirmed, r.seq)
+	if r.waiting {
+		v.freed = append(v.freed, r.unitHash)
+	}
+}
+
+// fail delays a row, or finds it dead.
+func (v *verdict) fail(maxAttempts int, f failure) {
+	if errors.Is(f.err, ErrPermanent) || f.row.attempts+f.spent >= int64(maxAttempts) && f.spent > 0 {
+		v.dead = append(v.dead, f)
+	} else {
+		v.delayed = append(v.delayed, f)
+	}
+}
+
+// free lets the units of rows go on that are gone.
+func (v *verdict) free(gone []failure) {
+	for _, f := range gone {
+		if f.row.waiting {
+			v.freed = append(v.freed, f.row.unitHash)
+		}
+	}
 }
 
 // noteBroker keeps account of the brokers where there are several.
@@ -135,29 +187,12 @@ func (p *part) isSurelyTheBrokers() bool {
 	})
 }
 
-// spendAttempts counts failures that say nothing as refusals: the broker took other
-// messages meanwhile. Each then waits longer from time to time, and cannot stand in
-// front of healthy ones at every turn.
-func (v *verdict) spendAttempts() {
-	for i := range v.delayed {
-		v.delayed[i].spent = 1
-	}
-}
-
-func newFailure(r row, err error) failure {
-	f := failure{seq: r.seq, err: err}
-	if errors.Is(err, ErrRefused) {
-		f.spent = 1
-	}
-	return f
-}
-
 // obstacle looks for the broker's absence. Keys that are held are one only where
 // nothing else came of the batch: a publisher that holds keys without a failure would
 // be asked again in a tight loop.
 func obstacle(results []error, changed bool) error {
 	for _, err := range results {
-		if err != nil && !errors.Is(err, ErrRefused) && (errors.Is(err, ErrUnavailable) || !classified(err)) {
+		if looksAway(err) {
 			return err
 		}
 	}
@@ -169,11 +204,36 @@ func obstacle(results []error, changed bool) error {
 	return nil
 }
 
-func (w *worker) logFailure(r row, err error) {
-	w.logger.Error("Message was not published, it will be tried again; its unit waits", err, watermill.LogFields{
-		"seq":           r.seq,
-		"message_uuid":  r.outgoing.Message.UUID,
-		"destination":   r.outgoing.Destination,
-		"partition_key": r.outgoing.PartitionKey,
-	})
+// tell says what was written, and remembers what the next turns are to do.
+func (w *worker) tell(v *verdict) {
+	for _, f := range v.delayed {
+		w.logger.Error("Message was not published, it will be tried again; its unit waits", f.err, f.fields())
+	}
+	for _, f := range v.dead {
+		w.logger.Error("Message was not published, it is moved to the dead letters", f.err, f.fields())
+	}
+	w.suspects.forget(v.confirmed)
+	for _, f := range v.dead {
+		w.suspects.forget([]int64{f.row.seq})
+	}
+	if w.probing { // several tries at once, and nothing to remember
+		return
+	}
+	w.lookSoon = w.lookSoon || len(v.freed) > 0
+	switch {
+	case len(v.tried) == 0, len(w.tried) >= maxTried:
+		w.tried = v.tried
+	default:
+		w.tried = append(w.tried, v.tried...)
+	}
+}
+
+func (f failure) fields() watermill.LogFields {
+	return watermill.LogFields{
+		"seq":           f.row.seq,
+		"message_uuid":  f.row.id,
+		"destination":   f.row.outgoing.Destination,
+		"partition_key": f.row.outgoing.PartitionKey,
+		"attempts":      f.row.attempts + f.spent,
+	}
 }

@@ -24,12 +24,22 @@ type worker struct {
 	away        *absences
 	database    *outage
 	broker      *outage
-	boundsQuery string
+	paces       *paces
+	suspects    *suspects
 	wake        <-chan struct{}
 	logger      watermill.LoggerAdapter
 
+	serverVersion int
+
 	// passUntil is how long rows that others have locked are passed by.
 	passUntil time.Time
+	// lookedAt is when rows that wait were last looked for, lookedLast whether the last claim
+	// did, and lookSoon whether the next one is to.
+	lookedAt   time.Time
+	lookedLast bool
+	lookSoon   bool
+	// tried are units that were tried alone and failed, while the broker seems to be away.
+	tried []int64
 	// probing says that it tries what is away.
 	probing bool
 	// refused says that a batch failed for want of a privilege. All workers share it.

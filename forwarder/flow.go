@@ -1,0 +1,187 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/lib/pq"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// flowQueries claim rows that do not wait.
+type flowQueries struct {
+	query string
+	// passing is query for when others hold locks on rows.
+	passing string
+}
+
+func newFlowQueries(cfg Config) flowQueries {
+	if cfg.Ordering == None {
+		query := flowQuery(cfg.Schema, `false`, `FOR UPDATE SKIP LOCKED`, ``)
+		return flowQueries{query: query, passing: query}
+	}
+	held := heldExpression(cfg.Schema)
+	return flowQueries{
+		query:   flowQuery(cfg.Schema, held, `FOR UPDATE`, ``),
+		passing: flowQuery(cfg.Schema, held, `FOR UPDATE SKIP LOCKED`, notBehindSkipped(cfg.Schema)),
+	}
+}
+
+// flowFilter selects what a claim may take from the flow.
+const flowFilter = `published_at IS NULL AND next_attempt_at IS NULL AND seq > $4::bigint AND destination <> ALL ($3::text[])
+	AND (unit_hash & ($6::integer - 1)) = ANY ($7::integer[]) AND unit_hash <> ALL ($9::integer[])`
+
+// heldExpression is true for a row of the flow that is behind one of its unit that waits, or
+// behind a dead letter that blocks it. Like the lanes it goes by the unit's hash: two units
+// that collide wait for each other, which is rare and harmless. $10 are units of which the
+// claim has taken all that waits. Most of the time nothing waits, and nothing is looked up.
+func heldExpression(s schema.Postgres) string {
+	return `CASE
+		WHEN (SELECT w.unit_hash FROM ` + s.Outbox() + ` AS w WHERE w.next_attempt_at IS NOT NULL
+				ORDER BY w.unit_hash, w.seq LIMIT 1) IS NULL
+			AND (SELECT d.unit_hash FROM ` + s.DeadLetters() + ` AS d WHERE d.blocks
+				ORDER BY d.unit_hash, d.seq LIMIT 1) IS NULL
+		THEN false
+		ELSE (head.unit_hash <> ALL ($10::integer[]) AND ` + isBehindWaiting(s, `head`, notAway) + `) OR ` + isBlocked(s, `head`) + `
+		END`
+}
+
+// isBehindWaiting and isBlocked are subqueries that the planner cannot turn into a join: one
+// would read all that waits.
+func isBehindWaiting(s schema.Postgres, row, and string) string {
+	return `(SELECT true FROM ` + s.Outbox() + ` AS b
+		WHERE b.unit_hash = ` + row + `.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq < ` + row + `.seq ` + and + `
+		LIMIT 1) IS NOT NULL`
+}
+
+// notAway leaves out, where hashes collide, what waits for a destination that is away.
+const notAway = `AND b.destination <> ALL ($3::text[])`
+
+func isBlocked(s schema.Postgres, row string) string {
+	return `(SELECT true FROM ` + s.DeadLetters() + ` AS d
+		WHERE d.unit_hash = ` + row + `.unit_hash AND d.blocks AND d.seq < ` + row + `.seq
+		LIMIT 1) IS NOT NULL`
+}
+
+// notBehindSkipped leaves out the units of rows that others have locked.
+func notBehindSkipped(s schema.Postgres) string {
+	return `AND unit_hash NOT IN (
+		SELECT unit_hash FROM ` + s.Outbox() + `
+		WHERE ` + flowFilter + ` AND seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
+}
+
+// columns are what rowColumns are made of.
+const columns = `seq, unit_hash, attempts, last_error, id, destination, partition_key, payload, payload_bytes, metadata, next_attempt_at`
+
+// size is what a row counts towards BatchBytes. It is known before any payload is read from
+// where Postgres stores it.
+const size = `coalesce(octet_length(payload), octet_length(payload_bytes))
+	+ octet_length(metadata::text) + coalesce(octet_length(partition_key), 0)`
+
+// flowQuery locks the rows at the head and returns as many as fit into the bytes
+// allowed: $1 rows, $2 bytes, $3 destinations to leave out, $4 the seq to start behind,
+// $5 whether to look for the newest seq, $6 how many lanes there are, $7 those to take,
+// $8 the table's name, $9 units to leave out, $10 see heldExpression, $11 whether a first
+// row that is too large is taken all the same.
+// The columns come from the locked version of a row, which is newer than the statement's
+// snapshot if the lock was waited for.
+//
+// Beside them it returns, in one row at least, what the marks need to know, and which rows
+// are held back.
+func flowQuery(s schema.Postgres, held, lock, andThen string) string {
+	return `WITH head AS (
+			SELECT ` + columns + ` FROM ` + s.Outbox() + ` WHERE ` + flowFilter + `
+			ORDER BY seq
+			LIMIT $1::integer
+			` + lock + `
+		), judged AS (
+			SELECT ` + columns + `, ` + held + ` AS held FROM head
+		), sized AS (
+			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
+			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM judged WHERE NOT held ` + andThen + `) AS measured
+		)
+		SELECT seen.history, seen.newest, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
+		FROM (
+			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
+				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
+				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL)::text AS held
+		) AS seen
+		LEFT JOIN sized ON total <= $2::bigint OR (place = 1 AND $11::boolean)
+		ORDER BY seq`
+}
+
+// flowRows are those that a claim has found in the flow.
+type flowRows struct {
+	rows []row
+	held []int64
+}
+
+func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due dueRows, lanes []int64, total int) (flowRows, error) {
+	rows, bytes := ask.rows-len(due.rows), c.config.BatchBytes-due.bytes()
+	if rows <= 0 || bytes <= 0 {
+		return flowRows{}, nil
+	}
+	query := c.flow.query
+	if ask.passing {
+		query = c.flow.passing
+	}
+	for {
+		v := c.marks.view(lanes, total)
+		found := finding{lanes: lanes}
+		flowing, err := c.readFlow(ctx, tx, &found, query,
+			rows, bytes, append(pq.StringArray{}, v.away...), v.from, v.newest, total, pq.Int64Array(lanes), c.table,
+			ask.tried, due.complete, len(due.rows) == 0)
+		if err != nil {
+			return flowRows{}, err
+		}
+		if !c.marks.recognize(v, found.history) {
+			continue // from the beginning
+		}
+		if !ask.passing && len(ask.tried) == 0 { // units were left out that the marks must not pass
+			c.marks.learn(v, found)
+		}
+		return flowing, nil
+	}
+}
+
+func (c claimer) readFlow(ctx context.Context, tx *sql.Tx, found *finding, query string, args ...any) (flowing flowRows, err error) {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return flowRows{}, err //nolint:wrapcheck // claim wraps it
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
+	for rows.Next() {
+		var (
+			newest sql.Null[int64]
+			held   pq.Int64Array
+			line   rowScan
+		)
+		if err := rows.Scan(append([]any{&found.history, &newest, &held}, line.targets()...)...); err != nil {
+			return flowRows{}, err //nolint:wrapcheck // claim wraps it
+		}
+		found.last = max(found.last, newest.V)
+		flowing.held = append(flowing.held, held...)
+		if row := line.row(); row.seq > 0 { // a claim that found none has a line all the same
+			flowing.rows = append(flowing.rows, row)
+		}
+	}
+	found.add(flowing)
+	return flowing, rows.Err() //nolint:wrapcheck // claim wraps it
+}
+
+// add notes which rows the marks must not pass yet: what is done about them may fail.
+func (f *finding) add(flowing flowRows) {
+	note := func(seq int64) {
+		if f.first == 0 || seq < f.first {
+			f.first = seq
+		}
+		f.last = max(f.last, seq)
+	}
+	for _, r := range flowing.rows {
+		note(r.seq)
+	}
+	for _, seq := range flowing.held {
+		note(seq)
+	}
+}

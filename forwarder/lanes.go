@@ -1,0 +1,48 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// maxLanes is the largest number of lanes that the settings table allows.
+const maxLanes = 4096
+
+// onlyLane is the lane that everything is in where there is no order.
+const onlyLane = 0
+
+// lanesQuery locks free lanes until the end of the transaction, starting at a random
+// one: $1 lock base, $2 where to start, $3 among how many workers to share.
+func lanesQuery(s schema.Postgres) string {
+	return `SELECT c.lane, c.lanes FROM (
+			SELECT s.lanes, (g.n + $2::integer) & (s.lanes - 1) AS lane
+			FROM ` + s.Settings() + ` AS s, generate_series(0, s.lanes - 1) AS g (n)
+			OFFSET 0
+		) AS c
+		WHERE pg_try_advisory_xact_lock($1::bigint + c.lane)
+		LIMIT (SELECT (lanes + $3::integer - 1) / $3::integer FROM ` + s.Settings() + `)`
+}
+
+func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
+	start := rand.IntN(maxLanes)
+	rows, err := tx.QueryContext(ctx, c.lanesQuery, c.lockBase, start, c.workers)
+	if err != nil {
+		return nil, 0, fmt.Errorf("claim lanes: %w", err)
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
+	for rows.Next() {
+		var lane int64
+		if err := rows.Scan(&lane, &total); err != nil {
+			return nil, 0, fmt.Errorf("claim lanes: %w", err)
+		}
+		lanes = append(lanes, lane)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, 0, fmt.Errorf("claim lanes: %w", err)
+	}
+	return lanes, total, nil
+}

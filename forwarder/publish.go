@@ -1,0 +1,149 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+var (
+	// errBrokerAway is the result of a message that was not given to its broker.
+	errBrokerAway = errors.New("forwarder: not sent, its broker is away")
+	// errLater is that of one that the next batch takes.
+	errLater = errors.New("forwarder: not sent yet")
+
+	errResultCount = errors.New("forwarder: the publisher broke its contract")
+)
+
+// maxAlone is how many suspects of a batch are sent, each alone.
+const maxAlone = 5
+
+// attempted is what was done with the rows of a batch.
+type attempted struct {
+	// results has one for each row.
+	results []error
+	// alone are the rows, by their places, that were the only ones sent to their broker at
+	// that time.
+	alone map[int]bool
+}
+
+// publish sends what can be sent, within so many times PublishTimeout. Once stop has ended
+// it has PublishTimeout left at most.
+func (w *worker) publish(ctx, stop context.Context, rows []row, stretch int) attempted {
+	ctx, cancel := context.WithTimeout(ctx, w.config.PublishTimeout*time.Duration(stretch))
+	defer cancel()
+	defer context.AfterFunc(stop, func() { time.AfterFunc(w.config.PublishTimeout, cancel) })()
+	done := attempted{results: make([]error, len(rows)), alone: map[int]bool{}}
+	together, suspected := w.sendable(rows, done.results)
+	w.send(ctx, rows, together, &done)
+	for _, place := range suspected {
+		w.send(ctx, rows, []int{place}, &done)
+	}
+	return done
+}
+
+// send publishes the rows at places at once, and notes what came of it.
+func (w *worker) send(ctx context.Context, rows []row, places []int, done *attempted) {
+	if len(places) == 0 {
+		return
+	}
+	msgs := make([]Outgoing, len(places))
+	byBroker := map[string][]int{}
+	for n, place := range places {
+		msgs[n] = rows[place].outgoing
+		broker := w.brokerOf(rows[place])
+		byBroker[broker] = append(byBroker[broker], place)
+	}
+	began := time.Now()
+	for n, err := range publishBatch(ctx, w.publisher, msgs) {
+		done.results[places[n]] = err
+	}
+	s := sent{timedOut: errors.Is(ctx.Err(), context.DeadlineExceeded), took: time.Since(began)}
+	for broker, places := range byBroker {
+		done.alone[places[0]] = len(places) == 1
+		if len(places) == 1 && w.suspects.has(rows[places[0]].seq) {
+			continue // its failure says nothing of the others
+		}
+		w.paces.of(broker).learn(s.count(places, done.results))
+	}
+}
+
+// count adds what came of the rows at places.
+func (s sent) count(places []int, results []error) sent {
+	s.rows = len(places)
+	for _, place := range places {
+		switch err := results[place]; {
+		case err == nil:
+			s.confirmed++
+		case looksAway(err):
+			s.away = true
+		}
+	}
+	return s
+}
+
+// looksAway says whether a failure may be the broker's absence.
+func looksAway(err error) bool {
+	if err == nil || errors.Is(err, ErrRefused) || errors.Is(err, errLater) {
+		return false
+	}
+	return errors.Is(err, ErrUnavailable) || !classified(err)
+}
+
+// publishBatch returns one result for each message, whatever the publisher does.
+func publishBatch(ctx context.Context, publisher BatchPublisher, msgs []Outgoing) []error {
+	var answers []error
+	err := recovered(func() error {
+		answers = publisher.PublishBatch(ctx, msgs)
+		return nil
+	})
+	switch {
+	case err != nil && len(msgs) > 1: // which of them the publisher does not survive will be found out
+		err = Unavailable(errors.New(err.Error())) //nolint:err113 // it must not look like a refusal
+	case err == nil && len(answers) != len(msgs): // nobody knows which message was sent
+		err = Unavailable(fmt.Errorf("%w: %d results for %d messages", errResultCount, len(answers), len(msgs)))
+	case err == nil:
+		return answers
+	}
+	answers = make([]error, len(msgs))
+	for i := range answers {
+		answers[i] = err
+	}
+	return answers
+}
+
+// sendable returns the places of the rows to publish together, and of those to publish alone
+// after them. A row that no message can be made of gets its result here, and so does what is
+// behind it in its unit. What goes to a broker that is known to be away is not sent to it,
+// nor is more than its pace allows.
+func (w *worker) sendable(rows []row, results []error) (together, suspected []int) {
+	stopped, room := map[Unit]error{}, map[string]int{}
+	stop := func(i int, result, behind error) {
+		results[i] = result
+		stopped[rows[i].outgoing.Unit()] = behind
+	}
+	for i, r := range rows {
+		broker := w.brokerOf(r)
+		if _, known := room[broker]; !known {
+			room[broker], _ = w.paces.of(broker).now()
+		}
+		switch behind := stopped[r.outgoing.Unit()]; {
+		case behind != nil:
+			results[i] = behind
+		case r.unreadable != nil:
+			stop(i, Permanent(r.unreadable), ErrKeyHeld)
+		case !w.probing && w.away.isAway(broker):
+			stop(i, Unavailable(errBrokerAway), ErrKeyHeld)
+		case w.suspects.has(r.seq) && len(suspected) < maxAlone:
+			suspected = append(suspected, i)
+			stop(i, nil, errLater)
+		case w.suspects.has(r.seq), room[broker] == 0:
+			stop(i, errLater, errLater)
+		default:
+			room[broker]--
+			together = append(together, i)
+		}
+	}
+	return together, suspected
+}

@@ -1,0 +1,151 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/lib/pq"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// A row waits while its next_attempt_at is set. The first of a unit that failed waits for
+// that time. Those behind it are parked at infinity when a claim meets them, so that no
+// later claim does; when the first is settled or dead-lettered, the next becomes due.
+
+// waitingQueries claim rows that have waited.
+type waitingQueries struct {
+	query   string
+	passing string
+	park    string
+}
+
+func newWaitingQueries(cfg Config) waitingQueries {
+	q := waitingQueries{
+		park: `UPDATE ` + cfg.Schema.Outbox() + ` SET next_attempt_at = 'infinity' WHERE seq = ANY ($1::bigint[])`,
+	}
+	if cfg.Ordering == None {
+		q.query = dueQuery(cfg.Schema, ``, `SELECT seq FROM due`, `FOR UPDATE SKIP LOCKED`, ``)
+		q.passing = q.query
+		return q
+	}
+	taken := `SELECT next.seq, due.unit_hash FROM due, LATERAL (
+			SELECT b.seq FROM ` + cfg.Schema.Outbox() + ` AS b
+			WHERE b.unit_hash = due.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq >= due.seq
+			ORDER BY b.unit_hash, b.seq
+			LIMIT CASE WHEN due.fresh THEN $1::integer ELSE 1 END
+		) AS next`
+	isFirst := `AND NOT ` + isBehindWaiting(cfg.Schema, `f`, notAway) + ` AND NOT ` + isBlocked(cfg.Schema, `f`)
+	q.query = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE`, ``)
+	q.passing = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE SKIP LOCKED`, `WHERE unit_hash NOT IN (
+		SELECT taken.unit_hash FROM taken WHERE seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`)
+	return q
+}
+
+// dueQuery locks rows that are due and the first of their units that wait, and what is
+// behind those that have not failed themselves: $1 rows, $2 bytes, $3 destinations to
+// leave out, $4 how many units, $5 how many lanes there are, $6 those to take, $7 units to
+// leave out. Beside them it returns how many units are due and how many rows it has found.
+func dueQuery(s schema.Postgres, isFirst, taken, lock, andThen string) string {
+	return `WITH due AS (
+			SELECT f.seq, f.unit_hash, f.attempts = 0 AND f.last_error IS NULL AS fresh
+			FROM ` + s.Outbox() + ` AS f
+			WHERE f.next_attempt_at <= statement_timestamp() AND f.next_attempt_at < 'infinity'
+				AND f.destination <> ALL ($3::text[])
+				AND (f.unit_hash & ($5::integer - 1)) = ANY ($6::integer[]) AND f.unit_hash <> ALL ($7::integer[])
+				` + isFirst + `
+			ORDER BY f.next_attempt_at
+			LIMIT $4::integer
+		), taken AS (
+			` + taken + `
+		), head AS (
+			SELECT ` + columns + ` FROM ` + s.Outbox() + `
+			WHERE seq = ANY (ARRAY(SELECT taken.seq FROM taken)) AND next_attempt_at IS NOT NULL AND published_at IS NULL
+			ORDER BY seq
+			LIMIT $1::integer
+			` + lock + `
+		), sized AS (
+			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
+			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM head ` + andThen + `) AS measured
+		)
+		SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM taken), ` + rowColumns + `
+		FROM sized
+		WHERE place = 1 OR total <= $2::bigint
+		ORDER BY seq`
+}
+
+// dueShare is the part of a batch that may be rows which have failed: however many they
+// are, and however slowly they fail again, the others go on.
+const dueShare = 4
+
+// dueRows are those that a claim has found to be due.
+type dueRows struct {
+	rows []row
+	// complete are the units of which nothing else waits.
+	complete pq.Int64Array
+	more     bool
+}
+
+func (d dueRows) bytes() (sum int) {
+	for _, r := range d.rows {
+		sum += r.bytes
+	}
+	return sum
+}
+
+func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, lanes []int64, total int) (dueRows, error) {
+	query := c.waiting.query
+	if ask.passing {
+		query = c.waiting.passing
+	}
+	limit := max(1, ask.rows/dueShare)
+	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, c.marks.leftOut()...),
+		limit, total, pq.Int64Array(lanes), ask.tried)
+	if err != nil {
+		return dueRows{}, err //nolint:wrapcheck // claim wraps it
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
+	due := dueRows{complete: pq.Int64Array{}}
+	var units, taken int
+	for rows.Next() {
+		var line rowScan
+		if err := rows.Scan(append([]any{&units, &taken}, line.targets()...)...); err != nil {
+			return dueRows{}, err //nolint:wrapcheck // claim wraps it
+		}
+		due.rows = append(due.rows, line.row())
+	}
+	wasCut := taken >= ask.rows || len(due.rows) < taken
+	due.more = units >= limit || wasCut
+	if !wasCut {
+		due.complete = completeUnits(due.rows)
+	}
+	return due, rows.Err() //nolint:wrapcheck // claim wraps it
+}
+
+// completeUnits are those of which all that waits was taken: not those whose first row has
+// failed before, which is tried alone.
+func completeUnits(rows []row) pq.Int64Array {
+	complete, failed := pq.Int64Array{}, map[int64]bool{}
+	for _, r := range rows {
+		failed[r.unitHash] = failed[r.unitHash] || !r.fresh
+	}
+	for unit, has := range failed {
+		if !has {
+			complete = append(complete, unit)
+		}
+	}
+	return complete
+}
+
+// park puts rows aside that are behind one that waits.
+func (c claimer) park(ctx context.Context, tx *sql.Tx, seqs []int64) error {
+	if len(seqs) == 0 {
+		return nil
+	}
+	result, err := tx.ExecContext(ctx, c.waiting.park, pq.Int64Array(seqs))
+	if err != nil {
+		return fmt.Errorf("park rows behind one that waits: %w", err)
+	}
+	return requireAffected(result, len(seqs))
+}
