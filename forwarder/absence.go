@@ -3,6 +3,7 @@ package forwarder
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +15,13 @@ import (
 // them is tried from time to time, alone, until it gets through.
 type absence struct {
 	outage *outage
+	// entry is what the registry knows it by.
+	entry entry
+	// message and err tell of the last failure.
+	message string
+	err     error
+	// registered says that the registry may have it.
+	registered bool
 
 	// broker is the one that is away, or that of the destination. Empty: there is but one.
 	broker string
@@ -45,6 +53,8 @@ type absences struct {
 	mu           sync.Mutex
 	brokers      map[string]*absence
 	destinations map[string]*absence
+	// ended are those that the registry is to forget.
+	ended []entry
 	// reopened are brokers that workers are trying, and of which nothing is known yet.
 	reopened map[string]*absence
 }
@@ -67,7 +77,7 @@ func (a *absences) destinationGone(broker, destination string, err error) {
 	defer a.mu.Unlock()
 	known := a.destinations[destination]
 	if known == nil {
-		known = a.newAbsence("Destination", broker, watermill.LogFields{"destination": destination})
+		known = a.newAbsence(entry{kindDestination, destination}, broker)
 		known.destinations[destination] = struct{}{}
 		a.destinations[destination] = known
 		a.update(false)
@@ -82,7 +92,7 @@ func (a *absences) brokerGone(broker string, destinations []string, byWorkers bo
 	known := a.brokers[broker]
 	if known == nil {
 		if known = a.reopened[broker]; known == nil {
-			known = a.newAbsence("Broker", broker, watermill.LogFields{"broker": broker})
+			known = a.newAbsence(entry{kindBroker, broker}, broker)
 		}
 		delete(a.reopened, broker)
 		a.brokers[broker] = known
@@ -112,9 +122,11 @@ func (a *absences) add(known *absence, destinations []string) {
 	}
 }
 
-func (a *absences) newAbsence(what, broker string, fields watermill.LogFields) *absence {
+func (a *absences) newAbsence(e entry, broker string) *absence {
+	what := strings.ToUpper(e.kind[:1]) + e.kind[1:]
 	return &absence{
-		outage:       &outage{what: what, logger: a.logger.With(fields)},
+		outage:       &outage{what: what, logger: a.logger.With(watermill.LogFields{e.kind: e.name})},
+		entry:        e,
 		broker:       broker,
 		destinations: map[string]struct{}{},
 		backOff:      a.config.newBackOff(),
@@ -124,6 +136,7 @@ func (a *absences) newAbsence(what, broker string, fields watermill.LogFields) *
 // postpone sets the time of the next try, unless it was set already since the last.
 func (a *absences) postpone(known *absence, message string, err error) {
 	now := time.Now()
+	known.message, known.err = message, err
 	if now.Before(known.until) {
 		return
 	}
@@ -143,7 +156,8 @@ func (a *absences) brokerBack(broker string) {
 	}
 	if known := a.reopened[broker]; known != nil {
 		delete(a.reopened, broker)
-		known.outage.over()
+		a.end(known)
+		a.wake()
 	}
 }
 
@@ -181,7 +195,7 @@ func (a *absences) nothingWaits(known *absence) {
 }
 
 // tried notes a try that has not ended the absence.
-func (a *absences) tried(known *absence, h head) {
+func (a *absences) tried(known *absence, h head, wait time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(known.tried) >= maxTried || slices.Contains(known.tried, h.unitHash) {
@@ -190,8 +204,9 @@ func (a *absences) tried(known *absence, h head) {
 	if h.ok {
 		known.tried = append(known.tried, h.unitHash)
 	}
-	if now := time.Now(); a.has(known) && !now.Before(known.until) {
-		known.until = now.Add(a.config.next(known.backOff))
+	if a.has(known) {
+		known.until = time.Now().Add(wait)
+		known.outage.note(known.message, known.err, wait, time.Now())
 	}
 }
 
@@ -208,8 +223,48 @@ func (a *absences) has(known *absence) bool {
 
 func (a *absences) over(known *absence) {
 	a.update(true)
-	known.outage.over()
+	a.end(known)
 	a.wake()
+}
+
+func (a *absences) end(known *absence) {
+	known.outage.over()
+	if known.registered {
+		a.ended = append(a.ended, known.entry)
+	}
+}
+
+// takeEnded returns what the registry is to forget.
+func (a *absences) takeEnded() []entry {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ended := a.ended
+	a.ended = nil
+	return ended
+}
+
+// remember has the registry forget what is no longer away.
+func (a *absences) remember(entries ...entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = append(a.ended, entries...)
+}
+
+// register says that the registry gets to know of an absence, and returns what to say.
+func (a *absences) register(known *absence) (wait time.Duration, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known.registered = true
+	wait = a.config.next(known.backOff)
+	known.until = time.Now().Add(wait)
+	return wait, known.err
+}
+
+// theirs leaves a try to another forwarder.
+func (a *absences) theirs(known *absence, wait time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known.until = time.Now().Add(min(wait, a.config.RetryMax))
 }
 
 // isAway says whether a broker is away.
@@ -217,6 +272,13 @@ func (a *absences) isAway(broker string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.brokers[broker] != nil
+}
+
+// isAbsent says whether an absence has not ended.
+func (a *absences) isAbsent(known *absence) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.has(known)
 }
 
 // attempt is an absence to try now.

@@ -143,7 +143,8 @@ func (w *worker) nextRequest(now time.Time) request {
 	if ask.rows == 1 {
 		ask.tried = w.tried
 	}
-	ask.waiting = (w.lookSoon || now.Sub(w.lookedAt) >= dueInterval) && !(ask.rows == 1 && w.lookedLast)
+	looks := w.lookSoon || now.Sub(w.lookedAt) >= dueInterval
+	ask.waiting = looks && (ask.rows > 1 || !w.lookedLast)
 	w.lookedLast = ask.waiting
 	if ask.waiting {
 		w.lookedAt = now

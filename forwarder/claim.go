@@ -106,7 +106,7 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	if err := c.park(ctx, tx, flowing.held); err != nil {
 		return claim{}, err
 	}
-	rows := append(due.rows, flowing.rows...)
+	rows := slices.Concat(due.rows, flowing.rows)
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.seq, b.seq) })
 	return claim{rows: rows, parked: len(flowing.held), more: due.more}, nil
 }

@@ -175,6 +175,7 @@ func (f *Forwarder) batches() bool {
 func (f *Forwarder) workers(serverVersion int) func() *worker {
 	marks := &marks{}
 	away := newAbsences(f.config, marks, f.logger)
+	registry := newRegistry(f.db, f.config)
 	database := &outage{what: "Database", logger: f.logger}
 	broker := &outage{what: "Broker", logger: f.logger}
 	routes, _ := f.publisher.(*Routes)
@@ -182,20 +183,21 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	paces, suspects := &paces{config: f.config}, &suspects{}
 	return func() *worker {
 		return &worker{
-			config:      f.config,
-			db:          f.db,
-			publisher:   batchPublisher(f.publisher),
-			claimer:     newClaimer(f.config, marks),
-			settler:     newSettler(f.config),
-			routes:      routes,
-			away:        away,
-			database:    database,
-			broker:      broker,
-			paces:       paces,
-			suspects:    suspects,
-			wake:        f.wake,
-			refused:     refused,
-			logger:      f.logger,
+			config:    f.config,
+			db:        f.db,
+			publisher: batchPublisher(f.publisher),
+			claimer:   newClaimer(f.config, marks),
+			settler:   newSettler(f.config),
+			routes:    routes,
+			away:      away,
+			registry:  registry,
+			database:  database,
+			broker:    broker,
+			paces:     paces,
+			suspects:  suspects,
+			wake:      f.wake,
+			refused:   refused,
+			logger:    f.logger,
 
 			serverVersion: serverVersion,
 		}

@@ -43,12 +43,14 @@ func (o *outage) note(message string, err error, wait time.Duration, began time.
 	o.logger.Error(message, err, fields)
 }
 
-func (o *outage) over() {
+// over says whether there was an outage until now.
+func (o *outage) over() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.since.IsZero() {
-		return
+		return false
 	}
 	o.logger.Info(o.what+" is back", watermill.LogFields{"after": time.Since(o.since).Round(time.Millisecond)})
 	o.since, o.reported, o.ended = time.Time{}, time.Time{}, time.Now()
+	return true
 }

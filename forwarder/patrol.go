@@ -3,6 +3,7 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -21,14 +22,28 @@ const (
 	patrolShare = 20
 )
 
-// patrol looks for rows below the marks from time to time, beside the workers.
+// patrol looks from time to time, beside the workers, for what nobody else would find: rows
+// below the marks, parked rows that nothing lets go on, absences that nobody tries any more.
 type patrol struct {
 	*worker
 
-	query string
+	query          string
+	orphansQuery   string
+	freeLanesQuery string
+	soleQuery      string
+	staleQuery     string
 }
 
-func newPatrol(w *worker) *patrol { return &patrol{worker: w, query: patrolQuery(w.config.Schema)} }
+func newPatrol(w *worker) *patrol {
+	return &patrol{
+		worker:         w,
+		query:          patrolQuery(w.config.Schema),
+		orphansQuery:   orphansQuery(w.config.Schema),
+		freeLanesQuery: freeLanesQuery(w.config.Schema),
+		soleQuery:      soleQuery(w.config.Schema),
+		staleQuery:     staleQuery(w.config.Schema),
+	}
+}
 
 // patrolQuery finds the lowest row of each lane: $1 is the highest mark, $2 what is left
 // out, $3 how many lanes there are.
@@ -42,7 +57,7 @@ func (p *patrol) run(ctx context.Context) {
 	for wait := patrolInterval; ctx.Err() == nil; {
 		sleep(ctx, wait, nil)
 		began := time.Now()
-		if err := p.look(ctx); err != nil && ctx.Err() == nil {
+		if err := errors.Join(p.look(ctx), p.adopt(ctx), p.dropStale(ctx)); err != nil && ctx.Err() == nil {
 			p.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
 		}
 		wait = max(patrolInterval, patrolShare*time.Since(began))

@@ -27,17 +27,25 @@ func (e privilegesError) SQLState() string { return insufficientPrivilege }
 // read and to lock rows, so that any column will do.
 func privileges(s schema.Postgres) []privilege {
 	return []privilege{
-		{name: "SELECT", table: s.Outbox(), test: "has_any_column_privilege"},
-		{name: "UPDATE", table: s.Outbox(), test: "has_any_column_privilege"},
-		{name: "DELETE", table: s.Outbox(), test: "has_table_privilege"},
-		{name: "SELECT", table: s.Settings(), test: "has_any_column_privilege"},
-		{name: "SELECT", table: s.DeadLetters(), test: "has_any_column_privilege"},
-		{name: "INSERT", table: s.DeadLetters(), test: "has_any_column_privilege"},
-		{name: "SELECT", table: s.Absences(), test: "has_any_column_privilege"},
-		{name: "INSERT", table: s.Absences(), test: "has_any_column_privilege"},
-		{name: "UPDATE", table: s.Absences(), test: "has_any_column_privilege"},
-		{name: "DELETE", table: s.Absences(), test: "has_table_privilege"},
+		ofAnyColumn("SELECT", s.Outbox()),
+		ofAnyColumn("UPDATE", s.Outbox()),
+		ofTable("DELETE", s.Outbox()),
+		ofAnyColumn("SELECT", s.Settings()),
+		ofAnyColumn("SELECT", s.DeadLetters()),
+		ofAnyColumn("INSERT", s.DeadLetters()),
+		ofAnyColumn("SELECT", s.Absences()),
+		ofAnyColumn("INSERT", s.Absences()),
+		ofAnyColumn("UPDATE", s.Absences()),
+		ofTable("DELETE", s.Absences()),
 	}
+}
+
+func ofAnyColumn(name, table string) privilege {
+	return privilege{name: name, table: table, test: "has_any_column_privilege"}
+}
+
+func ofTable(name, table string) privilege {
+	return privilege{name: name, table: table, test: "has_table_privilege"}
 }
 
 type privilege struct{ name, table, test string }

@@ -17,8 +17,9 @@ import (
 type prober struct {
 	*worker
 
-	headQuery string
-	lockQuery string
+	headQuery   string
+	lockQuery   string
+	expireQuery string
 
 	mu sync.Mutex
 	// busy are brokers of which something is being tried: one row at a time.
@@ -28,10 +29,11 @@ type prober struct {
 func newProber(w *worker) *prober {
 	w.probing = true
 	return &prober{
-		worker:    w,
-		headQuery: headQuery(w.config.Schema),
-		lockQuery: lockQuery(w.config.Schema),
-		busy:      map[string]bool{},
+		worker:      w,
+		headQuery:   headQuery(w.config.Schema),
+		lockQuery:   lockQuery(w.config.Schema),
+		expireQuery: expireQuery(w.config.Schema),
+		busy:        map[string]bool{},
 	}
 }
 
@@ -61,8 +63,8 @@ func lockQuery(s schema.Postgres) string {
 // run tries what is due until ctx ends, the brokers beside each other.
 func (p *prober) run(ctx context.Context) {
 	var tries sync.WaitGroup
-	defer tries.Wait()
 	for ctx.Err() == nil {
+		p.forgetEnded(ctx)
 		due, wait := p.away.due()
 		for broker, attempts := range due {
 			if p.occupy(broker) {
@@ -74,6 +76,8 @@ func (p *prober) run(ctx context.Context) {
 		}
 		sleep(ctx, wait, p.away.changed)
 	}
+	tries.Wait()
+	p.forgetEnded(context.WithoutCancel(ctx))
 }
 
 func (p *prober) occupy(broker string) bool {
@@ -102,26 +106,65 @@ func (p *prober) tryEach(ctx context.Context, attempts []attempt) {
 	}
 }
 
-// try publishes a row of an absence. If it gets through, judge has ended the absence. If
-// not, the next one is of another unit: it may be this one's own fault.
+// try publishes a row of an absence, if no other forwarder has done so lately. If it gets
+// through, judge has ended the absence. If not, the next one is of another unit: it may be
+// this one's own fault.
 func (p *prober) try(ctx context.Context, a attempt) {
-	if a.byWorkers {
+	began := time.Now()
+	wait, reason := p.away.register(a.absence)
+	whose, err := p.registry.take(ctx, a.absence.entry, reason, wait)
+	switch {
+	case err != nil:
+		p.noteDatabase(ctx, err, wait, began)
+		p.away.theirs(a.absence, wait)
+		return
+	case !whose.ours:
+		p.away.theirs(a.absence, whose.wait)
+		return
+	case a.byWorkers:
 		p.away.reopen(a.absence)
 		return
 	}
-	began, found := time.Now(), head{}
-	_, err := p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (taken claim, err error) {
+	found := head{}
+	_, err = p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (taken claim, err error) {
 		taken.rows, found, err = p.claimHead(ctx, tx, a)
 		return taken, err
 	})
-	if err != nil && ctx.Err() == nil {
-		p.database.note(databaseTrouble(err), schema.Explain(err), p.config.RetryMax, began)
-	}
+	p.noteDatabase(ctx, err, wait, began)
 	if err == nil && !found.ok {
 		p.away.nothingWaits(a.absence)
 		return
 	}
-	p.away.tried(a.absence, found)
+	p.away.tried(a.absence, found, wait)
+	p.expireIfTooLong(ctx, a, whose.away, reason)
+}
+
+func (p *prober) expireIfTooLong(ctx context.Context, a attempt, away time.Duration, reason error) {
+	bound := p.config.AfterUnavailable
+	if bound == 0 || away < bound || a.absence.entry.kind != kindDestination || !p.away.isAbsent(a.absence) {
+		return
+	}
+	began := time.Now()
+	p.noteDatabase(ctx, p.expire(ctx, a.absence.entry.name, away, reason), p.config.RetryMax, began)
+}
+
+func (p *prober) noteDatabase(ctx context.Context, err error, wait time.Duration, began time.Time) {
+	if err != nil && ctx.Err() == nil {
+		p.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
+	}
+}
+
+// forgetEnded tells others of what is back.
+func (p *prober) forgetEnded(ctx context.Context) {
+	ended := p.away.takeEnded()
+	for i, e := range ended {
+		began := time.Now()
+		if err := p.registry.remove(ctx, e); err != nil {
+			p.noteDatabase(ctx, err, p.config.RetryMax, began)
+			p.away.remember(ended[i:]...)
+			return
+		}
+	}
 }
 
 // head is a row to try, the first of its unit.

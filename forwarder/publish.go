@@ -56,8 +56,9 @@ func (w *worker) send(ctx context.Context, rows []row, places []int, done *attem
 		byBroker[broker] = append(byBroker[broker], place)
 	}
 	began := time.Now()
-	for n, err := range publishBatch(ctx, w.publisher, msgs) {
-		done.results[places[n]] = err
+	results := publishBatch(ctx, w.publisher, msgs)
+	for n, place := range places {
+		done.results[place] = results[n]
 	}
 	s := sent{timedOut: errors.Is(ctx.Err(), context.DeadlineExceeded), took: time.Since(began)}
 	for broker, places := range byBroker {

@@ -27,8 +27,12 @@ type row struct {
 }
 
 // rowColumns are what rowScan reads.
-const rowColumns = `seq, unit_hash, attempts, last_error IS NULL, id, destination, coalesce(nullif(partition_key, ''), id),
-	payload, payload_bytes, metadata::text, next_attempt_at IS NOT NULL`
+var rowColumns = rowColumnsOf(`payload, payload_bytes`)
+
+func rowColumnsOf(payload string) string {
+	return `seq, unit_hash, attempts, last_error IS NULL, id, destination, coalesce(nullif(partition_key, ''), id),
+	` + payload + `, metadata::text, next_attempt_at IS NOT NULL`
+}
 
 // rowScan takes the rowColumns of a line. Any may be NULL, if there is no row.
 type rowScan struct {

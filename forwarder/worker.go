@@ -15,19 +15,20 @@ import (
 
 // worker forwards batch after batch, on one connection at a time.
 type worker struct {
-	config      Config
-	db          *sql.DB
-	publisher   BatchPublisher
-	claimer     claimer
-	settler     settler
-	routes      *Routes // nil: there is but one broker
-	away        *absences
-	database    *outage
-	broker      *outage
-	paces       *paces
-	suspects    *suspects
-	wake        <-chan struct{}
-	logger      watermill.LoggerAdapter
+	config    Config
+	db        *sql.DB
+	publisher BatchPublisher
+	claimer   claimer
+	settler   settler
+	routes    *Routes // nil: there is but one broker
+	away      *absences
+	registry  *registry
+	database  *outage
+	broker    *outage
+	paces     *paces
+	suspects  *suspects
+	wake      <-chan struct{}
+	logger    watermill.LoggerAdapter
 
 	serverVersion int
 
@@ -58,17 +59,22 @@ func (w *worker) run(ctx context.Context) {
 		if err == nil {
 			w.database.over()
 		}
-		if out.confirmed > 0 {
-			w.broker.over()
+		if out.confirmed > 0 && w.broker.over() {
+			w.away.remember(entry{kind: kindBroker})
+			w.away.wake()
 		}
 		switch {
 		case err != nil:
 			wait := w.config.next(backOff)
 			w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
+			if hasSQLState(err, readOnlyTransaction) {
+				w.dropConnections(ctx)
+			}
 			sleep(ctx, wait, nil)
 		case out.obstacle != nil && out.confirmed == 0:
 			wait := w.config.next(backOff)
 			w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait, began)
+			w.registerBroker(ctx, out.obstacle, wait)
 			sleep(ctx, wait, nil)
 		case out.claimed == 0:
 			backOff.Reset()
@@ -76,6 +82,15 @@ func (w *worker) run(ctx context.Context) {
 		default:
 			backOff.Reset()
 		}
+	}
+}
+
+// registerBroker tells operators that the only broker is away. All replicas try it: whether
+// it is away may be a matter of where they stand.
+func (w *worker) registerBroker(ctx context.Context, obstacle error, wait time.Duration) {
+	began := time.Now()
+	if _, err := w.registry.take(ctx, entry{kind: kindBroker}, obstacle, wait); err != nil && ctx.Err() == nil {
+		w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
 	}
 }
 
