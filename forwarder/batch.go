@@ -22,7 +22,7 @@ type claimFunc func(ctx context.Context, tx *sql.Tx) (claim, error)
 // confirmed by then is sent again.
 func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome, err error) {
 	defer func() {
-		if err != nil && !hasSQLState(err, lockNotAvailable) {
+		if err != nil && !hasSQLState(err, lockNotAvailable) && !hasSQLState(err, queryCanceled) {
 			w.claimer.marks.forget()
 		}
 	}()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox/forwarder"
@@ -138,24 +139,28 @@ func TestReplicasDoNotMultiplyTheCadence(t *testing.T) {
 	require.EqualValues(t, 5, tries.Load())
 }
 
-// A message that a broker does not survive looks like an outage: the connection is gone, and
-// so are the messages that were sent with it. It is found, and no other is held back by it.
-func TestMessageThatKillsTheConnectionIsFound(t *testing.T) {
-	t.Parallel()
-	db := testdb.New(t)
-	var r recorder
-	record := r.publisher()
-	publisher := publisherFunc(func(ctx context.Context, msgs []forwarder.Outgoing) []error {
-		isKiller := func(msg forwarder.Outgoing) bool { return msg.Message.UUID == "killer" }
+// killedBy fails as a whole where a batch holds a message.
+func killedBy(id string, publish publisherFunc) publisherFunc {
+	return func(ctx context.Context, msgs []forwarder.Outgoing) []error {
+		isKiller := func(msg forwarder.Outgoing) bool { return msg.Message.UUID == id }
 		if !slices.ContainsFunc(msgs, isKiller) {
-			return record(ctx, msgs)
+			return publish(ctx, msgs)
 		}
 		results := make([]error, len(msgs))
 		for i := range results {
 			results[i] = forwarder.Unavailable(errTest)
 		}
 		return results
-	})
+	}
+}
+
+// A message that a broker does not survive looks like an outage: the connection is gone, and
+// so are the messages that were sent with it. It is found, and no other is held back by it.
+func TestMessageThatKillsTheConnectionIsFound(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var r recorder
+	publisher := killedBy("killer", r.publisher())
 	insertMany(t, db, 200, 200)
 	insert(t, db, "orders", "a", "killer", "a-1", "a-2")
 	insertMany(t, db, 200, 200)
@@ -164,6 +169,55 @@ func TestMessageThatKillsTheConnectionIsFound(t *testing.T) {
 	requireDrained(t, db)
 	require.Equal(t, []string{"killer"}, deadLetters(t, db, `true`))
 	require.Equal(t, []string{"a-1", "a-2"}, r.unit("orders", "a"))
+}
+
+// So is one that a broker does not survive where there are several.
+func TestMessageThatKillsTheConnectionIsFoundBehindRoutes(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var a, b recorder
+	routes := routesTo(t, map[string]message.Publisher{"a": killedBy("killer", a.publisher()), "b": b.publisher()},
+		forwarder.Route{Destination: "a", Broker: "a"}, forwarder.Route{Destination: "b", Broker: "b"})
+	insert(t, db, "a", "", ids("a", 20)...)
+	insert(t, db, "a", "k", "killer", "k-1")
+	insert(t, db, "a", "", ids("more", 20)...)
+	insert(t, db, "b", "", ids("b", 20)...)
+	start(t, db, routes, fast(forwarder.Config{BatchSize: 16, MaxAttempts: 3}))
+	requireDrained(t, db)
+	require.Equal(t, []string{"killer"}, deadLetters(t, db, `attempts = 3`))
+	require.Len(t, a.confirmed(), 41)
+	require.Len(t, b.confirmed(), 20)
+}
+
+// What a plain publisher cannot send, without saying why, is at fault where others pass in
+// between, however seldom they come.
+func TestPlainPublishersPoisonIsADeadLetterWhereOthersPass(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var tries atomic.Int64
+	publisher := &plain{fail: func(id string) error {
+		if id == "poison" {
+			tries.Add(1)
+			return errTest
+		}
+		return nil
+	}}
+	insert(t, db, "orders", "a", "poison", "a-1")
+	start(t, db, publisher, fast(forwarder.Config{MaxAttempts: 3}))
+	eventually(t, func() bool { return tries.Load() > 50 })
+	require.Equal(t, []string{"poison", "a-1"}, idsInOutbox(t, db, `attempts = 0`), "nothing tells it from an outage")
+	for n := 0; len(deadLetters(t, db, `true`)) == 0; n++ {
+		require.Less(t, n, 1000)
+		id := fmt.Sprintf("healthy-%d", n)
+		insert(t, db, "orders", "", id)
+		tried := tries.Load()
+		eventually(t, func() bool {
+			return slices.Contains(publisher.published(), id) && (tries.Load() > tried || len(deadLetters(t, db, `true`)) > 0)
+		})
+	}
+	requireDrained(t, db)
+	require.Equal(t, []string{"poison"}, deadLetters(t, db, `attempts = 3 AND error LIKE '%test: no'`))
+	require.Contains(t, publisher.published(), "a-1")
 }
 
 // A broker that is away for long costs no message an attempt, however often it is tried, and

@@ -29,7 +29,8 @@ func newFlowQueries(cfg Config) flowQueries {
 }
 
 // flowFilter selects what a claim may take from the flow.
-const flowFilter = `published_at IS NULL AND next_attempt_at IS NULL AND seq > $4::bigint AND destination <> ALL ($3::text[])
+const flowFilter = `published_at IS NULL AND next_attempt_at IS NULL AND seq > $4::bigint AND seq <= $12::bigint
+	AND destination <> ALL ($3::text[])
 	AND (unit_hash & ($6::integer - 1)) = ANY ($7::integer[]) AND unit_hash <> ALL ($9::integer[])`
 
 // heldExpression is true for a row of the flow that is behind one of its unit that waits, or
@@ -83,12 +84,12 @@ const size = `coalesce(octet_length(payload), octet_length(payload_bytes))
 // allowed: $1 rows, $2 bytes, $3 destinations to leave out, $4 the seq to start behind,
 // $5 whether to look for the newest seq, $6 how many lanes there are, $7 those to take,
 // $8 the table's name, $9 units to leave out, $10 see heldExpression, $11 whether a first
-// row that is too large is taken all the same.
+// row that is too large is taken all the same, $12 the last seq to look at.
 // The columns come from the locked version of a row, which is newer than the statement's
 // snapshot if the lock was waited for.
 //
-// Beside them it returns, in one row at least, what the marks need to know, and which rows
-// are held back.
+// Beside them it returns, in one row at least, what the marks need to know, which rows are
+// held back, and the first seq beyond the last to look at.
 func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 	return `WITH head AS (
 			SELECT ` + columns + ` FROM ` + s.Outbox() + ` WHERE ` + flowFilter + `
@@ -101,10 +102,11 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
 			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM judged WHERE NOT held ` + andThen + `) AS measured
 		)
-		SELECT seen.history, seen.newest, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
+		SELECT seen.history, seen.newest, seen.beyond, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
 		FROM (
 			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
+				(SELECT n.seq FROM ` + s.Outbox() + ` AS n WHERE n.seq > $12::bigint ORDER BY n.seq LIMIT 1) AS beyond,
 				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL)::text AS held
 		) AS seen
 		LEFT JOIN sized ON total <= $2::bigint OR (place = 1 AND $11::boolean)
@@ -126,24 +128,33 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 	if ask.passing {
 		query = c.flow.passing
 	}
-	for {
-		v := c.marks.view(lanes, total)
+	v := c.marks.view(lanes, total)
+	for from := v.from; ; {
 		found := finding{lanes: lanes}
 		flowing, err := c.readFlow(ctx, tx, &found, query,
-			rows, bytes, append(pq.StringArray{}, v.away...), v.from, v.newest, total, pq.Int64Array(lanes), c.table,
-			ask.tried, due.complete, len(due.rows) == 0)
+			rows, bytes, append(pq.StringArray{}, v.away...), from, v.newest, total, pq.Int64Array(lanes), c.table,
+			ask.tried, due.complete, len(due.rows) == 0, from+window)
 		if err != nil {
 			return flowRows{}, err
 		}
-		if !c.marks.recognize(v, found.history) {
-			continue // from the beginning
+		if !c.marks.recognize(v, found.history) { // from the beginning
+			v = c.marks.view(lanes, total)
+			from = v.from
+			continue
 		}
 		if !ask.passing && len(ask.tried) == 0 { // units were left out that the marks must not pass
 			c.marks.learn(v, found)
 		}
-		return flowing, nil
+		if len(flowing.rows)+len(flowing.held) > 0 || found.beyond == 0 {
+			return flowing, nil
+		}
+		from = found.beyond - 1
 	}
 }
+
+// window is how many seqs a statement looks at, so that it ends in time however many rows
+// there are that it may not take.
+const window = 1_000_000
 
 func (c claimer) readFlow(ctx context.Context, tx *sql.Tx, found *finding, query string, args ...any) (flowing flowRows, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
@@ -153,14 +164,14 @@ func (c claimer) readFlow(ctx context.Context, tx *sql.Tx, found *finding, query
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
 	for rows.Next() {
 		var (
-			newest sql.Null[int64]
-			held   pq.Int64Array
-			line   rowScan
+			newest, beyond sql.Null[int64]
+			held           pq.Int64Array
+			line           rowScan
 		)
-		if err := rows.Scan(append([]any{&found.history, &newest, &held}, line.targets()...)...); err != nil {
+		if err := rows.Scan(append([]any{&found.history, &newest, &beyond, &held}, line.targets()...)...); err != nil {
 			return flowRows{}, err //nolint:wrapcheck // claim wraps it
 		}
-		found.last = max(found.last, newest.V)
+		found.last, found.beyond = max(found.last, newest.V), beyond.V
 		flowing.held = append(flowing.held, held...)
 		if row := line.row(); row.seq > 0 { // a claim that found none has a line all the same
 			flowing.rows = append(flowing.rows, row)

@@ -148,7 +148,7 @@ func TestClaimUsesTheIndexes(t *testing.T) {
 			for _, ordering := range []Ordering{PerKey, None} {
 				w := newTestWorker(t, db, Config{Ordering: ordering})
 				plan := explain(t, begin(t, w), w.claimer.flow.query,
-					500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}", db.Schema.Outbox(), "{}", "{}", true)
+					500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}", db.Schema.Outbox(), "{}", "{}", true, window)
 				require.Contains(t, plan, "Index Scan using outbox_pkey")
 				require.NotContains(t, plan, "Seq Scan on outbox")
 				if ordering == PerKey {

@@ -57,6 +57,8 @@ type finding struct {
 	history string
 	// first is the lowest seq that was claimed, last the highest that was seen; 0: none.
 	first, last int64
+	// beyond is the lowest seq that it did not look at; 0: there is none.
+	beyond int64
 }
 
 // view says where a claim of these lanes, of so many, starts.
@@ -105,6 +107,9 @@ func (m *marks) learn(v view, f finding) {
 	}
 	m.horizon.newest = max(m.horizon.newest, f.last)
 	up := v.safe
+	if f.beyond > 0 {
+		up = min(up, f.beyond-1)
+	}
 	if f.first > 0 {
 		up = min(up, f.first-1)
 	}

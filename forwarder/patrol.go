@@ -28,6 +28,7 @@ type patrol struct {
 	*worker
 
 	query          string
+	beyondQuery    string
 	orphansQuery   string
 	freeLanesQuery string
 	soleQuery      string
@@ -38,6 +39,7 @@ func newPatrol(w *worker) *patrol {
 	return &patrol{
 		worker:         w,
 		query:          patrolQuery(w.config.Schema),
+		beyondQuery:    beyondQuery(w.config.Schema),
 		orphansQuery:   orphansQuery(w.config.Schema),
 		freeLanesQuery: freeLanesQuery(w.config.Schema),
 		soleQuery:      soleQuery(w.config.Schema),
@@ -46,11 +48,17 @@ func newPatrol(w *worker) *patrol {
 }
 
 // patrolQuery finds the lowest row of each lane: $1 is the highest mark, $2 what is left
-// out, $3 how many lanes there are.
+// out, $3 how many lanes there are, $4 the seq to start behind.
 func patrolQuery(s schema.Postgres) string {
 	return `SELECT unit_hash & ($3::integer - 1), min(seq) FROM ` + s.Outbox() + `
 		WHERE published_at IS NULL AND next_attempt_at IS NULL AND seq <= $1::bigint AND destination <> ALL ($2::text[])
+			AND seq > $4::bigint
 		GROUP BY 1`
+}
+
+// beyondQuery finds the first seq behind $1.
+func beyondQuery(s schema.Postgres) string {
+	return `SELECT coalesce((SELECT seq FROM ` + s.Outbox() + ` WHERE seq > $1::bigint ORDER BY seq LIMIT 1), 0)`
 }
 
 func (p *patrol) run(ctx context.Context) {
@@ -66,32 +74,50 @@ func (p *patrol) run(ctx context.Context) {
 
 // look lowers the marks of lanes with rows that they have passed.
 func (p *patrol) look(ctx context.Context) error {
+	for from := int64(0); ; {
+		next, err := p.lookBehind(ctx, from)
+		if err != nil {
+			return fmt.Errorf("look below the marks: %w", err)
+		}
+		if next == 0 {
+			return nil
+		}
+		from = next - 1
+	}
+}
+
+// lookBehind looks at the seqs of one window, and returns the first seq behind it.
+func (p *patrol) lookBehind(ctx context.Context, from int64) (next int64, err error) {
 	marks := p.claimer.marks
 	highest, total, away := marks.highest()
-	if highest == 0 {
-		return nil
+	if highest <= from {
+		return 0, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*p.config.DatabaseTimeout)
 	defer cancel()
 	tx, err := p.begin(ctx, 1)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = tx.Rollback() }() // nothing was written
-	passed, err := p.passed(ctx, tx, highest, total, away)
+	until := min(highest, from+window)
+	passed, err := p.passed(ctx, tx, until, append(pq.StringArray{}, away...), total, from)
 	if err != nil {
-		return fmt.Errorf("look below the marks: %w", err)
+		return 0, err
 	}
 	for lane, seq := range passed {
 		if marks.isBelow(lane, seq) {
 			marks.giveBack(lane, seq)
 		}
 	}
-	return nil
+	if until < highest {
+		err = tx.QueryRowContext(ctx, p.beyondQuery, until).Scan(&next)
+	}
+	return next, err //nolint:wrapcheck // look wraps it
 }
 
-func (p *patrol) passed(ctx context.Context, tx *sql.Tx, highest int64, total int, away []string) (map[int64]int64, error) {
-	rows, err := tx.QueryContext(ctx, p.query, highest, append(pq.StringArray{}, away...), total)
+func (p *patrol) passed(ctx context.Context, tx *sql.Tx, args ...any) (map[int64]int64, error) {
+	rows, err := tx.QueryContext(ctx, p.query, args...)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // look wraps it
 	}

@@ -13,6 +13,8 @@ const (
 	// lockNotAvailable is that of a wait that lock_timeout ended.
 	lockNotAvailable      = "55P03"
 	insufficientPrivilege = "42501"
+	// queryCanceled is that of a statement that statement_timeout ended.
+	queryCanceled = "57014"
 	readOnlyTransaction   = "25006"
 )
 
