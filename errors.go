@@ -5,7 +5,7 @@ import "errors"
 var (
 	// ErrNoTx says that no transaction was given: Publish found none in a message's
 	// context, or a nil Tx was passed. Put it there with ContextWithTx.
-	ErrNoTx = errors.New("outbox: no transaction: put it into the context (ContextWithTx), or decorate the handler with the inbox")
+	ErrNoTx = errors.New("outbox: no transaction: use PublishTx, or a context with one (ContextWithTx, or the inbox around the handler)")
 	// ErrNotStored says that Postgres took a statement and did not store all of its
 	// messages. Either the session's client_encoding is not UTF8 (a default of the role
 	// or the database that pgx leaves as it is: put client_encoding=UTF8 into the

@@ -114,7 +114,7 @@ func (p *Publisher) Publish(destination string, msgs ...*message.Message) error 
 	for i, msg := range msgs {
 		tx, ok := TxFromContext[Tx](msg.Context())
 		if !ok || isNil(tx) {
-			return fmt.Errorf("%w in the context of message %d (%q)", ErrNoTx, i, msg.UUID)
+			return fmt.Errorf("message %d (%q): %w", i, msg.UUID, ErrNoTx)
 		}
 		txs[i] = tx
 	}

@@ -339,7 +339,7 @@ func TestPublishWithoutTransaction(t *testing.T) {
 	with.SetContext(outbox.ContextWithTx(t.Context(), tx))
 	err := b.publisher.Publish("orders", with, newMessage("without", "x"))
 	require.ErrorIs(t, err, outbox.ErrNoTx)
-	require.ErrorContains(t, err, `message 1 ("without")`)
+	require.ErrorContains(t, err, `message 1 ("without"): outbox: no transaction: `)
 	require.Zero(t, tx.statements)
 	require.ErrorIs(t, b.publisher.PublishTx(t.Context(), nil, "orders", with), outbox.ErrNoTx)
 	var none *sql.Tx

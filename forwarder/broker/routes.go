@@ -36,7 +36,7 @@ func (c Config) checkSeveral() []*keyError {
 	if c.Kind != "" {
 		problems = append(problems, keyErrorf("kind", "is set beside brokers: give each of them its kind, or leave brokers out"))
 	}
-	const stray = "is set beside brokers: move it to the one that it belongs to"
+	const stray = "is set beside brokers, in the file or the environment: move it to the one that it belongs to"
 	if !reflect.ValueOf(c.Kafka).IsZero() {
 		problems = append(problems, keyErrorf("kafka", stray))
 	}

@@ -67,7 +67,7 @@ func TestSeveralBrokersThatCannotWork(t *testing.T) {
 			"routes (", "there are no brokers to choose from", "destinations (",
 		}},
 		"both manners": {yaml: "kind: kafka\nkafka: {brokers: 'a:1'}\namqp: {uri: 'amqp://h'}\nbrokers: {main: {kind: kafka, kafka: {brokers: 'a:1'}}}\nroutes: ['*=main']\n", want: []string{
-			"kind (", "is set beside brokers: give each of them its kind", "kafka: is set beside brokers", "amqp: is set beside brokers",
+			"kind (", "is set beside brokers: give each of them its kind", "kafka: is set beside brokers", "amqp: is set beside brokers, in the file or the environment",
 		}},
 		"keys of a broker": {yaml: "brokers: {main: {kind: kafka, kafka: {brokrs: 'a:1'}}}\nroutes: ['*=main']\n", want: []string{
 			"brokers.main.kafka.brokrs (", "did you mean brokers.main.kafka.brokers?", "brokers.main.kafka.brokers: kafka: invalid config: Brokers is empty",
