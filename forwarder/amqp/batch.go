@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,8 +150,12 @@ func (b batch) publish(ctx context.Context, to outlet, msgs []addressed) []error
 	}
 	ch, err := b.acquire(ctx, to)
 	if err != nil {
-		b.dropIfSilent(err)
-		return same(len(msgs), classify(fmt.Errorf("%w: %w", errPreparing, err)))
+		stalled := b.isStalled(ctx, err) && !errors.Is(err, errNoSlot)
+		err = fmt.Errorf("%w: %w", errPreparing, err)
+		if stalled {
+			return same(len(msgs), forwarder.DestinationUnavailable(err))
+		}
+		return same(len(msgs), classify(err))
 	}
 	w := newWave(ch, msgs)
 	results := w.run(ctx, b.conn.whenBlocked())
@@ -159,16 +164,28 @@ func (b batch) publish(ctx context.Context, to outlet, msgs []addressed) []error
 	} else {
 		b.conn.discard(ch)
 	}
-	b.dropIfSilent(w.cause)
+	if b.isStalled(ctx, w.cause) && !slices.ContainsFunc(results, isAnswered) {
+		return same(len(msgs), forwarder.DestinationUnavailable(w.cause))
+	}
 	return results
 }
 
-// dropIfSilent ends the connection where the broker did not answer in time. A caller
-// that was only cancelled does not end it for the others.
-func (b batch) dropIfSilent(err error) {
-	if errors.Is(err, errUnanswered) && errors.Is(err, context.DeadlineExceeded) {
-		b.conn.drop()
+// isAnswered is true for one message at least where a queue is slow, but not away.
+func isAnswered(result error) bool { return !errors.Is(result, forwarder.ErrUnavailable) }
+
+// isStalled says that what was asked of a destination was not answered in time, while the
+// broker answers: a queue may have lost the nodes that it needs. Where the broker does not
+// answer either, it ends the connection. A caller that was only cancelled does not end it
+// for the others.
+func (b batch) isStalled(ctx context.Context, err error) bool {
+	if !errors.Is(err, errUnanswered) || !errors.Is(err, context.DeadlineExceeded) {
+		return false
 	}
+	if b.conn.answers(context.WithoutCancel(ctx)) {
+		return true
+	}
+	b.conn.drop()
+	return false
 }
 
 // acquire bounds the opening of a channel: a broker that does not answer, or blocks the

@@ -24,6 +24,8 @@ const (
 	defaultChannelMax = 2047
 )
 
+var errNoSlot = errors.New("no channel is free")
+
 var errBlocked = errors.New("the broker blocks the connection, it is short of memory or disk space")
 
 // connection is a connection to the broker and its idle channels.
@@ -218,7 +220,31 @@ func (c *connection) takeSlot(ctx context.Context) error {
 	case <-c.whenBlocked():
 		return errBlocked
 	case <-ctx.Done():
-		return fmt.Errorf("wait for a channel: %w", context.Cause(ctx))
+		return fmt.Errorf("%w: %w", errNoSlot, context.Cause(ctx))
+	}
+}
+
+// answers asks the broker for one more channel, which needs neither queue nor exchange.
+func (c *connection) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerGrace)
+	defer cancel()
+	if err := c.takeSlot(ctx); err != nil {
+		return false
+	}
+	opened := make(chan error, 1)
+	go func() { // it ends with the connection at the latest
+		defer func() { <-c.slots }()
+		ch, err := c.amqp.Channel()
+		opened <- err
+		if err == nil {
+			_ = ch.Close() // it has served
+		}
+	}()
+	select {
+	case err := <-opened:
+		return err == nil
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -63,8 +63,9 @@ func (p *Publisher) Publish(topic string, msgs ...*message.Message) error {
 // PublishBatch sends a batch as forwarder.BatchPublisher describes. What can be checked
 // is checked before the first message is sent.
 //
-// A message that no queue took, a missing exchange, a lack of permission and a queue that
-// rejects are forwarder.DestinationUnavailable. Where the message itself says where it
+// A message that no queue took, a missing exchange, a lack of permission, and a queue that
+// rejects, or that does not answer while the broker does, are
+// forwarder.DestinationUnavailable. Where the message itself says where it
 // goes (Config.RoutingKeyMetadata, Config.ExchangeMetadata, an exchange of type headers),
 // one that no queue took, or that names a missing exchange, is forwarder.Refused: it holds
 // back its own unit only. A connection that is lost, or blocked by an alarm of the broker,

@@ -164,6 +164,9 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		"twice": {yaml: valid + "amqp:\n  uri: a\n  uri: b\nkafka: {}\n", want: []string{
 			"amqp.uri (F:5): the key is given twice, first in line 4", "kafka (F:6): the key is given twice, first in line 2",
 		}},
+		"twice, once as a path": {yaml: "kind: kafka\nkafka.brokers: a:9092\nkafka: {brokers: b:9092, tls.ca_file: c, tls: {ca_file: d, enabled: true}}\n", want: []string{
+			"kafka.brokers (F:3): the key is given twice, first in line 2", "kafka.tls.ca_file (F:3): the key is given twice, first in line 3",
+		}},
 		"types": {
 			yaml: "kind: [kafka]\nkafka:\n  brokers: {a: b}\n  client_id: 7\n  max_message_bytes: lots\n  partitioner: 2024-01-01\namqp: text\n",
 			want: []string{

@@ -40,7 +40,7 @@ func (l *loader) readFile(file string) bool {
 	case !errors.Is(err, io.EOF):
 		l.problemf(file, "", "%w", withoutContent(err))
 	}
-	y := yamlFile{loader: l, name: file}
+	y := yamlFile{loader: l, name: file, lines: map[string]int{}}
 	root := document.Content[0]
 	y.readSection(key{kind: reflect.Struct}, y.source(root), root)
 	return isNull(root) || root.Kind == yaml.MappingNode
@@ -61,6 +61,9 @@ type yamlFile struct {
 	*loader
 
 	name string
+	// lines are those of the keys that were read: one may stand in its section, and as a
+	// path beside it.
+	lines map[string]int
 }
 
 func (y yamlFile) source(node *yaml.Node) string { return fmt.Sprintf("%s:%d", y.name, node.Line) }
@@ -79,7 +82,6 @@ func (y yamlFile) readSection(section key, source string, node *yaml.Node) {
 	if section.path != "" {
 		inside = section.path + delimiter
 	}
-	lines := map[string]int{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		name, value := node.Content[i], node.Content[i+1]
 		source := y.source(name)
@@ -88,11 +90,11 @@ func (y yamlFile) readSection(section key, source string, node *yaml.Node) {
 			y.problemf(inside+"?", source, "unknown key, which is no name and not shown here")
 			continue
 		}
-		if first, ok := lines[path]; ok {
+		if first, ok := y.lines[path]; ok {
 			y.problemf(path, source, "the key is given twice, first in line %d", first)
 			continue
 		}
-		lines[path] = name.Line
+		y.lines[path] = name.Line
 		if section.kind == reflect.Map && brokerName.MatchString(name.Value) {
 			y.keys = y.keys.withBroker(path)
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -160,6 +161,19 @@ func TestUnknownTopicFailsAlone(t *testing.T) {
 
 	testkafka.CreateTopic(t, unknown, 1)
 	require.NoError(t, publish(t, publisher, msgs[0])[0], "an absence is not remembered")
+}
+
+// Some names no topic can have. They harm no other message, and are not waited for.
+func TestNameThatNoTopicCanHaveFailsAlone(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1)
+	publisher := newPublisher(t, kafka.Config{})
+	for _, name := range []string{"", ".", "..", "a b", "é", "a\x00", "\xff\xfe", strings.Repeat("x", 250), strings.Repeat("x", 40_000), topic + "\n"} {
+		results := publish(t, publisher, outgoing(name, "a", "1", "x"), outgoing(topic, "a", "2", "x"))
+		require.ErrorIs(t, results[0], forwarder.ErrDestinationUnavailable, "%.20q", name)
+		require.NoError(t, results[1], "%.20q", name)
+		require.ErrorIs(t, publish(t, publisher, outgoing(name, "a", "1", "x"))[0], forwarder.ErrDestinationUnavailable, "%.20q", name)
+	}
 }
 
 // A topic that lacks replicas, as after the loss of a broker, takes no more time from the

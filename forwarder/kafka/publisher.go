@@ -102,16 +102,19 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 	stop := p.replaceAfter(ctx, client)
 	defer stop()
 	results := forwarder.Waves(ctx, msgs, b.send)
-	forgetRecreated(client, msgs, results)
-	if isAnyOf(results, kerr.ClusterAuthorizationFailed) {
-		// The client library remembers that it may not write, even once it may.
+	b.forgetRecreated(ctx, msgs, results)
+	if slices.ContainsFunc(results, mayBeRemembered) {
 		p.replace(client)
 	}
 	return results
 }
 
-func isAnyOf(results []error, target error) bool {
-	return slices.ContainsFunc(results, func(err error) bool { return errors.Is(err, target) })
+// mayBeRemembered says that a client may go on to fail with this for ever: where the
+// broker once did not give it a producer id, for want of a permission or through an error
+// of its own, it does not ask again.
+func mayBeRemembered(result error) bool {
+	code, ok := errors.AsType[*kerr.Error](result)
+	return ok && !code.Retriable && errors.Is(result, forwarder.ErrUnavailable)
 }
 
 // replaceAfter closes the client where ctx has ended and the batch goes on: a request

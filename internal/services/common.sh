@@ -233,6 +233,20 @@ wait_until_answering() {
   say "started at $1; log: $2"
 }
 
+# adopt PID ADDRESS LOG: waits for a server of ours that a start has left behind which was
+# interrupted, and that is still starting.
+adopt() {
+  local deadline=$((SECONDS + timeout_seconds))
+  until answers; do
+    if ((SECONDS >= deadline)) || ! kill -0 "$1" 2>/dev/null; then
+      show_log "$3"
+      die "no answer at $2 from process $1, which an earlier start has left; 'make services-stop' first"
+    fi
+    sleep 0.2
+  done
+  say "answers at $2"
+}
+
 # apt_install PACKAGE...: where that is possible: as root, on Debian and its kin.
 apt_install() {
   local log=$state/apt.log deadline=$((SECONDS + 300))

@@ -134,6 +134,9 @@ find_server() {
   pid=$(cat "$home/pid" 2>/dev/null) && runs "$pid" "kafka.Kafka $home/"
 }
 
+# is_ours_here: it was started at our address.
+is_ours_here() { grep -qF "PLAINTEXT://$address," "$home/server.properties"; }
+
 start() {
   local advice="install a Java runtime (17 or newer), Maven and openssl, or set KAFKA_BROKERS to the addresses of a Kafka"
   local java pid hash home=$state/kafka jars data tls config properties jvm
@@ -148,7 +151,7 @@ start() {
       say "answers at $address"
       return
     fi
-    if ! find_server || ! grep -qF "PLAINTEXT://$address," "$home/server.properties"; then
+    if ! find_server || ! is_ours_here; then
       die "the Kafka at $address was started by an older version of another clone, and has no listeners for TLS and SASL; call 'make services-stop' there, or set SERVICES_KAFKA_PORT or KAFKA_BROKERS"
     fi
     say "starting it anew, with listeners for TLS and SASL"
@@ -162,6 +165,10 @@ start() {
   config=$home/server.properties
   mkdir -p "$home"
   if find_server; then
+    if is_ours_here; then
+      adopt "$pid" "$address" "$home/log"
+      return
+    fi
     die "process $pid has $data open, on another port; 'make services-stop' first"
   fi
   find_java || { apt_install default-jre-headless && find_java; } || die "$advice"

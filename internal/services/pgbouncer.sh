@@ -126,6 +126,11 @@ start() {
     say "answers at $address"
     return
   fi
+  if find_server "$home"; then
+    rm -f "$settings.new"
+    adopt "$pid" "$address" "$home/log"
+    return
+  fi
   if ! find_program; then
     if ! { apt_install_idle pgbouncer && find_program; }; then
       die "$advice"

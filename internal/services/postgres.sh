@@ -98,6 +98,10 @@ start() {
     chown "$server_user" "$home"
   fi
   if find_server "$data"; then
+    if runs "$pid" " -p $port -D $data "; then
+      adopt "$pid" "$address" "$home/log"
+      return
+    fi
     die "process $pid has $data open, on another port; 'make services-stop' first"
   fi
   if [[ ! -d $data ]]; then

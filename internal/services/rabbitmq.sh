@@ -73,6 +73,9 @@ find_server() {
   pid=$(cat "$1/pid" 2>/dev/null) && runs "$pid" " -home $1 "
 }
 
+# port_of HOME prints the port that the node of that folder was started with.
+port_of() { sed -n 's/^listeners.tcp.1 = 127.0.0.1://p' "$1/rabbitmq.conf"; }
+
 epmd_answers() { bounded 5 "${in_environment[@]}" "$epmd" -port "$epmd_port" -names >/dev/null 2>&1; }
 
 # start_epmd: Erlang would start one itself, but not say its pid.
@@ -139,6 +142,10 @@ start() {
     choose_user
   fi
   if find_server "$home"; then
+    if [[ $(port_of "$home") == "$port" ]]; then
+      adopt "$pid" "$address" "$home/log"
+      return
+    fi
     die "process $pid has $home open, on another port; 'make services-stop' first"
   fi
 
@@ -199,7 +206,7 @@ stop() {
   if [[ ! -e $home/rabbitmq.conf ]]; then
     return
   fi
-  set_port "$(sed -n 's/^listeners.tcp.1 = 127.0.0.1://p' "$home/rabbitmq.conf")" # it was started with
+  set_port "$(port_of "$home")" # it was started with
   if find_server "$home"; then
     stop_process "$pid" " -home $home " TERM KILL
     say "stopped process $pid"

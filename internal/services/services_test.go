@@ -5,6 +5,7 @@ package services_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -129,6 +130,44 @@ func TestPathOfTheClone(t *testing.T) {
 			require.Equal(t, state, found)
 		})
 	}
+}
+
+// A start that is interrupted leaves a server that is still starting. The next one waits
+// for it, rather than find its folder taken.
+func TestStartAfterAnInterruptedOne(t *testing.T) {
+	t.Parallel()
+	c := newClone(t, "clone")
+	variables := []string{"AMQP_URI=", "SERVICES_DIR=", fmt.Sprintf("SERVICES_RABBITMQ_PORT=%d", threeFreePorts(t))}
+	const script = "internal/services/rabbitmq.sh"
+	t.Cleanup(func() { c.mustRun(t, variables, script, "stop") })
+	const interrupted = script + ` start & until [[ -s .services/rabbitmq/pid ]]; do sleep 0.01; done; kill -KILL $!; wait`
+	c.mustRun(t, variables, "bash", "-c", interrupted)
+	require.Contains(t, c.mustRun(t, variables, script, "start"), "rabbitmq: answers at ")
+	require.Contains(t, c.mustRun(t, variables, script, "start"), "rabbitmq: answers at ")
+}
+
+// threeFreePorts returns the first of three: a node of RabbitMQ takes as many.
+func threeFreePorts(t *testing.T) int {
+	t.Helper()
+	for range 100 {
+		port := freePort(t)
+		if isFree(t, port+1) && isFree(t, port+2) {
+			return port
+		}
+	}
+	require.FailNow(t, "no three free ports")
+	return 0
+}
+
+func isFree(t *testing.T, port int) bool {
+	t.Helper()
+	var listen net.ListenConfig
+	listener, err := listen.Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return false
+	}
+	require.NoError(t, listener.Close())
+	return true
 }
 
 func TestAptGetUpdateWaitsForItsLock(t *testing.T) {

@@ -91,14 +91,22 @@ func FutureTopic(t *testing.T) string {
 // Partitions returns the number of a topic's partitions: 0 where there is no such topic.
 func Partitions(t *testing.T, name string) int {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
+	defer cancel()
+	return partitions(t, ctx, newClient(t), name)
+}
+
+func partitions(t *testing.T, ctx context.Context, client *kgo.Client, name string) int {
+	t.Helper()
 	topic := kmsg.NewMetadataRequestTopic()
 	topic.Topic = &name
 	request := kmsg.NewPtrMetadataRequest()
 	request.Topics = append(request.Topics, topic)
-	ctx, cancel := context.WithTimeout(t.Context(), requestTimeout)
-	defer cancel()
-	response, err := request.RequestWith(ctx, newClient(t))
-	require.NoError(t, err)
+	response, err := request.RequestWith(ctx, client)
+	if err != nil {
+		t.Errorf("ask for topic %s: %v", name, err)
+		return 0
+	}
 	return len(response.Topics[0].Partitions)
 }
 
@@ -162,7 +170,8 @@ func Ends(ctx context.Context, client *kgo.Client, name string, partitions int32
 	return ends, nil
 }
 
-// DeleteTopic deletes a topic if it exists.
+// DeleteTopic deletes a topic if it exists, and waits until the broker does not have it any
+// more: it would take messages for it for a moment, which are lost.
 func DeleteTopic(t *testing.T, name string) {
 	t.Helper()
 	client := newClient(t)
@@ -178,6 +187,7 @@ func DeleteTopic(t *testing.T, name string) {
 	if err := kerr.ErrorForCode(response.Topics[0].ErrorCode); err != nil {
 		require.ErrorIs(t, err, kerr.UnknownTopicOrPartition)
 	}
+	require.Eventually(t, func() bool { return partitions(t, ctx, client, name) == 0 }, requestTimeout, 10*time.Millisecond)
 }
 
 func newClient(t *testing.T, opts ...kgo.Opt) *kgo.Client {
