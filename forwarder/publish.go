@@ -63,8 +63,8 @@ func (w *worker) send(ctx context.Context, rows []row, places []int, done *attem
 	s := sent{timedOut: errors.Is(ctx.Err(), context.DeadlineExceeded), took: time.Since(began)}
 	for broker, places := range byBroker {
 		done.alone[places[0]] = len(places) == 1
-		if len(places) == 1 && w.suspects.has(rows[places[0]].seq) {
-			continue // its failure says nothing of the others
+		if len(places) == 1 && w.suspects.failsAlone(rows[places[0]].seq) {
+			continue // it says nothing of the others
 		}
 		w.paces.of(broker).learn(s.count(places, done.results))
 	}

@@ -14,8 +14,8 @@ const (
 	lockNotAvailable      = "55P03"
 	insufficientPrivilege = "42501"
 	// queryCanceled is that of a statement that statement_timeout ended.
-	queryCanceled = "57014"
-	readOnlyTransaction   = "25006"
+	queryCanceled       = "57014"
+	readOnlyTransaction = "25006"
 )
 
 // databaseTrouble says what is wrong in words for whoever is called at night.

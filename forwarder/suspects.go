@@ -59,6 +59,14 @@ func (s *suspects) has(seq int64) bool {
 	return s.bySeq[seq] != nil
 }
 
+// failsAlone says whether a message failed while the broker took others.
+func (s *suspects) failsAlone(seq int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.bySeq[seq]
+	return known != nil && known.alone
+}
+
 // forget drops messages that were settled.
 func (s *suspects) forget(seqs []int64) {
 	s.mu.Lock()
