@@ -122,7 +122,8 @@ func TestBackslashesThatEscape(t *testing.T) {
 
 // lib/pq asks for UTF8 by itself. With pgx, a default of the role would have every text
 // converted into another one: nothing is stored instead, and the error says so. The
-// forwarder has transactions of its own, and sets what it needs.
+// forwarder has transactions of its own, and sets what it needs. What watermill-sql sends
+// and receives is ASCII or bytes.
 func TestClientEncoding(t *testing.T) {
 	t.Parallel()
 	db := withDefaults(t, `client_encoding = 'LATIN1'`)
@@ -139,6 +140,7 @@ func TestClientEncoding(t *testing.T) {
 	_, err = w.store.Record(t.Context(), tx, inbox.Key{Consumer: "payments", EventID: "é"})
 	require.ErrorIs(t, err, inbox.ErrEncoding)
 	require.NoError(t, tx.Rollback())
+	w.useAsQueue(t)
 
 	named := db.Schema
 	named.Name = "boîte"

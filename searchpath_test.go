@@ -66,7 +66,8 @@ func trapNamesakes(t *testing.T, db *sql.DB) {
 			AND p.proname = ANY (string_to_array('now clock_timestamp statement_timestamp random power left substr md5 octet_length '
 				|| 'jsonb_typeof pg_column_size current_setting set_config pg_try_advisory_xact_lock pg_advisory_xact_lock '
 				|| 'pg_get_serial_sequence has_table_privilege has_any_column_privilege pg_client_encoding to_char timezone '
-				|| 'make_interval generate_series unnest max sum', ' '))`)
+				|| 'make_interval generate_series unnest max sum '
+				|| 'convert_to convert_from decode json_to_recordset jsonb_each_text jsonb_object_agg', ' '))`)
 	require.NoError(t, err)
 	defer rows.Close()
 	var statements []string

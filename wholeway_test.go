@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	wmsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
@@ -45,6 +46,7 @@ func travel(t *testing.T, pool *sql.DB, s schema.Postgres) {
 	w.forward(t)
 	requireUnits(t, answersTo(sent), w.relay.arrived())
 	w.forget(t, len(sent))
+	w.useAsQueue(t)
 }
 
 func newWholeWay(t *testing.T, pool *sql.DB, s schema.Postgres) wholeWay {
@@ -179,6 +181,39 @@ func (w wholeWay) forget(t *testing.T, keys int) {
 	deleted, err = w.store.DeleteOlderThan(t.Context(), w.pool, time.Microsecond)
 	require.NoError(t, err)
 	require.EqualValues(t, keys, deleted)
+}
+
+// useAsQueue sends and receives through watermill-sql's publisher and subscriber.
+func (w wholeWay) useAsQueue(t *testing.T) {
+	t.Helper()
+	publisher, err := wmsql.NewPublisher(w.pool, wmsql.PublisherConfig{SchemaAdapter: w.schema, AutoInitializeSchema: true}, nil)
+	require.NoError(t, err)
+	text := newMessage("event é✓𝄞", "é✓𝄞 \\\\ \"", outbox.PartitionKeyMetadata, `k\ey é✓𝄞`, `na\me é✓𝄞`, `val\ue é✓𝄞`)
+	binary := newMessage("binary", "\x00\xff\\134", outbox.PartitionKeyMetadata, `k\ey é✓𝄞`)
+	require.NoError(t, publisher.Publish("queue", text, binary))
+	w.exec(t, `UPDATE `+w.schema.Outbox()+` SET metadata = '{}' WHERE id = 'binary'`) // as plain SQL leaves it
+
+	subscriber, err := wmsql.NewSubscriber(w.pool, wmsql.SubscriberConfig{SchemaAdapter: w.schema, OffsetsAdapter: w.schema}, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, subscriber.Close()) }()
+	received, err := subscriber.Subscribe(t.Context(), "queue")
+	require.NoError(t, err)
+	for _, want := range []*message.Message{text, binary} {
+		select {
+		case got := <-received:
+			require.True(t, want.Equals(got), "sent %v, received %v", want, got)
+			got.Ack()
+		case <-time.After(time.Minute):
+			require.FailNow(t, "no message came")
+		}
+	}
+	require.Eventually(t, func() bool { return w.count(t, w.schema.Outbox()) == 0 }, time.Minute, 5*time.Millisecond)
+}
+
+func (w wholeWay) exec(t *testing.T, statement string) {
+	t.Helper()
+	_, err := w.pool.ExecContext(t.Context(), statement)
+	require.NoError(t, err)
 }
 
 // relay is a broker that refuses each message once.

@@ -45,7 +45,7 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	taken, err := claim(batchCtx, tx)
+	taken, err := w.claimAndRehearse(batchCtx, tx, claim)
 	if err != nil || len(taken.rows)+taken.parked == 0 {
 		return outcome{}, err
 	}
@@ -62,6 +62,7 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 		defer w.claimer.marks.giveBack(onlyLane, taken.rows[0].seq)
 	}
 	if err := w.settler.write(batchCtx, tx, &v); err != nil {
+		w.rehearseAfter(err)
 		return v.outcome, err
 	}
 	if err := tx.Commit(); err != nil {

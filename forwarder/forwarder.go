@@ -76,10 +76,10 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 // or a publisher has not come back by then. A database that is away
 // is waited for, at the start as later; failures are logged and tried again. Run
 // returns an error only where nothing could ever be forwarded: the tables are missing
-// or of another version (schema.ErrNotMigrated, schema.ErrNewerSchema), the database
-// or the sequence is not fit (schema.ErrNotUTF8, schema.ErrSequenceCache), the driver's
-// settings do not go with a pooler (schema.ErrPreparedStatement), or Run was called
-// before (ErrAlreadyRun).
+// or of another version (schema.ErrNotMigrated, schema.ErrIncomplete,
+// schema.ErrNewerSchema), the database or the sequence is not fit (schema.ErrNotUTF8,
+// schema.ErrSequenceCache), the driver's settings do not go with a pooler
+// (schema.ErrPreparedStatement), or Run was called before (ErrAlreadyRun).
 func (f *Forwarder) Run(ctx context.Context) error {
 	if !f.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRun
@@ -290,7 +290,7 @@ func inReadOnlyTx(ctx context.Context, db *sql.DB, read func(tx *sql.Tx) error) 
 func isUnfit(err error) bool {
 	for _, reason := range []error{
 		schema.ErrInvalidName, schema.ErrNotUTF8, schema.ErrNotMigrated, schema.ErrNewerSchema,
-		schema.ErrForeignTable, schema.ErrSequenceCache, schema.ErrPreparedStatement,
+		schema.ErrForeignTable, schema.ErrIncomplete, schema.ErrSequenceCache, schema.ErrPreparedStatement,
 	} {
 		if errors.Is(err, reason) {
 			return true

@@ -44,5 +44,22 @@ func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, tot
 	if err := rows.Err(); err != nil {
 		return nil, 0, fmt.Errorf("claim lanes: %w", err)
 	}
+	if len(lanes) == 0 {
+		return nil, 0, c.requireSettings(ctx, tx)
+	}
 	return lanes, total, nil
+}
+
+// requireSettings tells lanes that others have from a settings table that was emptied:
+// without a word, rows would wait for ever.
+func (c claimer) requireSettings(ctx context.Context, tx *sql.Tx) error {
+	var total int
+	err := tx.QueryRowContext(ctx, c.totalQuery).Scan(&total)
+	if isNoRows(err) {
+		return fmt.Errorf("claim lanes: %w: %s is empty", schema.ErrNotMigrated, c.config.Schema.Settings())
+	}
+	if err != nil {
+		return fmt.Errorf("count lanes: %w", err)
+	}
+	return nil
 }

@@ -284,6 +284,30 @@ func TestPatrolFindsWhatIsBelowTheMarks(t *testing.T) {
 	})
 }
 
+// A sequence that was set back, or rows that were brought in with higher seqs than it has.
+// One patrol is enough: afterwards the marks pass nothing that is still to come.
+func TestPatrolDoubtsTheHorizon(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	restart := `ALTER TABLE ` + db.Schema.Outbox() + ` ALTER COLUMN seq RESTART WITH `
+	_, err := db.ExecContext(t.Context(), restart+`1000`)
+	require.NoError(t, err)
+	insertRows(t, db, 3)
+	w := newTestWorker(t, db, Config{Workers: 1, Ordering: None})
+	require.Len(t, claimAndSettle(t, w), 3)
+	requireMark(t, w, 1002)
+
+	_, err = db.ExecContext(t.Context(), restart+`1`)
+	require.NoError(t, err)
+	insertOne(t, db, "orders")
+	require.Empty(t, claimAndSettle(t, w), "it is below the mark")
+	require.NoError(t, newPatrol(w).look(t.Context()))
+	require.Equal(t, []int64{1}, claimAndSettle(t, w))
+	requireMark(t, w, 1)
+	insertOne(t, db, "orders")
+	require.Equal(t, []int64{2}, claimAndSettle(t, w))
+}
+
 func insertOne(t *testing.T, db *testdb.DB, destination string) {
 	t.Helper()
 	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)

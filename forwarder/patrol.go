@@ -108,6 +108,7 @@ func (p *patrol) lookBehind(ctx context.Context, from int64) (next int64, err er
 	for lane, seq := range passed {
 		if marks.isBelow(lane, seq) {
 			marks.giveBack(lane, seq)
+			marks.doubtHorizon()
 		}
 	}
 	if until < highest {
@@ -141,4 +142,14 @@ func (m *marks) highest() (mark int64, total int, away []string) {
 		return 0, 0, nil
 	}
 	return slices.Max(m.lanes), len(m.lanes), m.away
+}
+
+// doubtHorizon has it found anew: seqs may have been set back, by hand, or rows brought in
+// with higher ones than the sequence has. Everything new would then be below it, and wait
+// for a patrol.
+func (m *marks) doubtHorizon() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.horizon = horizon{}
+	m.epoch++
 }

@@ -42,7 +42,7 @@ func newSettler(cfg Config) settler {
 	// on when a row is due. ±20 % of jitter. Qualified and cast, since a function or an
 	// operator anywhere in the search_path may fit better than Postgres' own.
 	s.delayQuery = `UPDATE ` + outbox + ` AS o
-		SET attempts = o.attempts + f.spent,
+		SET attempts = least(o.attempts, 2147483646) + f.spent,
 			last_error = left(f.error, 2000),
 			next_attempt_at = clock_timestamp() + (0.8::float8 + 0.4::float8 * random()) * interval '1 millisecond'
 				* least($5::bigint::float8, $4::bigint::float8 * pg_catalog.power(2::float8, least(o.attempts, 30)::float8))

@@ -23,6 +23,10 @@ func databaseTrouble(err error) string {
 	if errors.Is(schema.Explain(err), schema.ErrPreparedStatement) {
 		return "Driver's settings do not go with the pooler before the database, messages stay in the outbox"
 	}
+	const tables = "Tables of the outbox are not as they should be, messages stay in the outbox"
+	if errors.Is(err, schema.ErrNotMigrated) {
+		return tables
+	}
 	var state interface{ SQLState() string }
 	if !errors.As(err, &state) {
 		return "Database is unavailable, messages stay in the outbox"
@@ -36,7 +40,7 @@ func databaseTrouble(err error) string {
 	case strings.HasPrefix(code, "28"), code == "3D000", code == insufficientPrivilege:
 		return "Database refuses the forwarder, messages stay in the outbox"
 	case strings.HasPrefix(code, "42"), code == "3F000":
-		return "Tables of the outbox are not as they should be, messages stay in the outbox"
+		return tables
 	default:
 		return "Database is in trouble, messages stay in the outbox"
 	}
@@ -47,6 +51,17 @@ func databaseTrouble(err error) string {
 func hasSQLState(err error, code string) bool {
 	var state interface{ SQLState() string }
 	return errors.As(err, &state) && state.SQLState() == code
+}
+
+// isAnswer reports whether Postgres itself said err, and not as it ended the session
+// (57P01 and its like) or about a connection (class 08).
+func isAnswer(err error) bool {
+	var state interface{ SQLState() string }
+	if !errors.As(err, &state) {
+		return false
+	}
+	code := state.SQLState()
+	return !strings.HasPrefix(code, "57P") && !strings.HasPrefix(code, "08")
 }
 
 func isNoRows(err error) bool { return errors.Is(err, sql.ErrNoRows) }

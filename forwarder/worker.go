@@ -41,6 +41,9 @@ type worker struct {
 	lookSoon   bool
 	// tried are units that were tried alone and failed, while the broker seems to be away.
 	tried []int64
+	// rehearseUntil is how long settling is tried before a batch is published, in Unix
+	// nanoseconds.
+	rehearseUntil atomic.Int64
 	// probing says that it tries what is away.
 	probing bool
 	// refused says that a batch failed for want of a privilege. All workers share it.

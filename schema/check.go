@@ -9,8 +9,12 @@ import (
 
 var (
 	// ErrNotMigrated says that the tables are missing, or older than this version of
-	// the module: call Migrate.
+	// the module, or that the settings table has lost its row: call Migrate.
 	ErrNotMigrated = errors.New("schema: the tables are missing or too old, call Migrate")
+	// ErrIncomplete says that some of the tables that belong together were dropped, and
+	// others were not. Nothing was touched: restore what is missing, or drop the others
+	// as well, once nothing of theirs is needed, and call Migrate.
+	ErrIncomplete = errors.New("schema: some of the tables are missing")
 	// ErrSequenceCache says that the sequence behind the outbox's seq hands out numbers
 	// in blocks. The order of seq within an ordering unit is then no longer the order
 	// of commits; set it back with ALTER TABLE … ALTER COLUMN seq SET CACHE 1.
@@ -28,8 +32,9 @@ func Missing(err error) error {
 }
 
 // Check reports whether the tables are there in the version of this module, the
-// database is encoded in UTF8 and the outbox's sequence is as order needs it. It
-// only reads. Errors wrap ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrNewerSchema,
+// database is encoded in UTF8, the outbox's sequence is as order needs it, and the
+// settings are there, as far as the role may read them. It only reads. Errors wrap
+// ErrInvalidName, ErrNotUTF8, ErrNotMigrated, ErrIncomplete, ErrNewerSchema,
 // ErrSequenceCache or ErrPreparedStatement, or come from the database.
 func (s Postgres) Check(ctx context.Context, db *sql.DB) error {
 	if err := s.Validate(); err != nil {
@@ -61,7 +66,10 @@ func (s Postgres) check(ctx context.Context, tx *sql.Tx) error {
 			return err
 		}
 	}
-	return s.checkSequence(ctx, tx)
+	if err := s.checkSequence(ctx, tx); err != nil {
+		return err
+	}
+	return s.checkSettings(ctx, tx)
 }
 
 func (s Postgres) checkVersion(ctx context.Context, tx *sql.Tx, c component) error {
@@ -79,6 +87,13 @@ func (s Postgres) checkVersion(ctx context.Context, tx *sql.Tx, c component) err
 	if version > len(files) {
 		return fmt.Errorf("%w: %s is at version %d, this module knows %d", ErrNewerSchema, s.qualified(c.table), version, len(files))
 	}
+	exist, err := s.tablesExist(ctx, tx, c.kind, version)
+	if err != nil {
+		return err
+	}
+	if !exist {
+		return fmt.Errorf("%w: %s was dropped", ErrNotMigrated, s.qualified(c.table))
+	}
 	return nil
 }
 
@@ -93,4 +108,31 @@ func (s Postgres) checkSequence(ctx context.Context, tx *sql.Tx) error {
 		return fmt.Errorf("%w: %s has CACHE %d", ErrSequenceCache, s.Outbox(), cache)
 	}
 	return nil
+}
+
+func (s Postgres) checkSettings(ctx context.Context, tx *sql.Tx) error {
+	lost, err := s.settingsLost(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if lost {
+		return fmt.Errorf("%w: %s is empty", ErrNotMigrated, s.Settings())
+	}
+	return nil
+}
+
+// settingsLost does not look where the role may not: only a forwarder needs the settings.
+func (s Postgres) settingsLost(ctx context.Context, tx *sql.Tx) (bool, error) {
+	var readable, exist bool
+	err := tx.QueryRowContext(ctx, `SELECT pg_catalog.has_any_column_privilege($1::text, 'SELECT')`, s.Settings()).Scan(&readable)
+	if err != nil {
+		return false, fmt.Errorf("schema: look for the grant of SELECT on %s: %w", s.Settings(), err)
+	}
+	if !readable {
+		return false, nil
+	}
+	if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM `+s.Settings()+`)`).Scan(&exist); err != nil {
+		return false, fmt.Errorf("schema: read %s: %w", s.Settings(), err)
+	}
+	return !exist, nil
 }

@@ -27,6 +27,10 @@
 //     has it. There are no consumer groups: ErrConsumerGroup.
 //   - Delivery is at-least-once: what is not acknowledged within AckDeadline, or when the
 //     subscription or the connection ends, comes again.
+//   - Give the publisher a *sql.Tx, as an outbox needs anyway. On a *sql.DB, lib/pq and
+//     some modes of pgx send a statement and its parameters separately: behind PgBouncer
+//     another client's statement may take their place, and the message is lost without
+//     an error.
 //   - Keep effects out of the transaction that watermill-sql puts into a message's context:
 //     it commits what a failed attempt wrote, along with the next attempt or after
 //     AckDeadline. The inbox (package middleware) has one of its own, and undoes what

@@ -59,10 +59,13 @@ func (s Postgres) components() []component {
 // the outbox, its dead letters and settings, the inbox, and the schema itself if it
 // is missing. It works in one transaction under an advisory lock, so that any number
 // of processes may call it as they start, and it does nothing, not even take rights
-// to create, where everything is up to date. It does not depend on search_path.
+// to create, where everything is up to date. Tables that were dropped are created anew,
+// and so is the row of a settings table that was emptied. It does not depend on
+// search_path.
 //
-// Errors wrap ErrInvalidName, ErrNotUTF8, ErrForeignTable, ErrNewerSchema or
-// ErrPreparedStatement, or come from the database; after any error nothing has changed.
+// Errors wrap ErrInvalidName, ErrNotUTF8, ErrForeignTable, ErrIncomplete, ErrNewerSchema
+// or ErrPreparedStatement, or come from the database; after any error nothing has
+// changed.
 func (s Postgres) Migrate(ctx context.Context, db *sql.DB) (err error) {
 	if err := s.Validate(); err != nil {
 		return err
@@ -112,7 +115,7 @@ func (s Postgres) migrateAll(ctx context.Context, tx *sql.Tx) error {
 			return err
 		}
 	}
-	return nil
+	return s.restoreSettings(ctx, tx)
 }
 
 func (s Postgres) migrateComponent(ctx context.Context, tx *sql.Tx, c component) error {
@@ -126,6 +129,15 @@ func (s Postgres) migrateComponent(ctx context.Context, tx *sql.Tx, c component)
 	}
 	if version > len(files) {
 		return fmt.Errorf("%w: %s is at version %d, this module knows %d", ErrNewerSchema, s.qualified(c.table), version, len(files))
+	}
+	if version > 0 {
+		exist, err := s.tablesExist(ctx, tx, c.kind, version)
+		if err != nil {
+			return err
+		}
+		if !exist { // all of them were dropped
+			version = 0
+		}
 	}
 	if err := s.requireFree(ctx, tx, c.kind, version); err != nil {
 		return err
@@ -147,6 +159,19 @@ func (s Postgres) migrateComponent(ctx context.Context, tx *sql.Tx, c component)
 	return nil
 }
 
+// restoreSettings mends what a TRUNCATE of all tables, say, has emptied. It takes the
+// right to write only where the row is missing.
+func (s Postgres) restoreSettings(ctx context.Context, tx *sql.Tx) error {
+	lost, err := s.settingsLost(ctx, tx)
+	if err != nil || !lost {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `INSERT INTO `+s.Settings()+` (lanes) VALUES (64)`); err != nil {
+		return fmt.Errorf("schema: migrate: restore %s: %w", s.Settings(), err)
+	}
+	return nil
+}
+
 func (s Postgres) appliedVersion(ctx context.Context, tx querier, c component) (int, error) {
 	var (
 		kind    string
@@ -163,6 +188,31 @@ func (s Postgres) appliedVersion(ctx context.Context, tx querier, c component) (
 		return 0, fmt.Errorf("%w: %s is an %s", ErrForeignTable, s.qualified(c.table), kind)
 	}
 	return version, nil
+}
+
+// tablesExist tells a component whose tables were all dropped from one that is there, in a
+// version.
+func (s Postgres) tablesExist(ctx context.Context, tx querier, kind string, version int) (bool, error) {
+	var missing []string
+	found := 0
+	for _, relation := range s.relations() {
+		if relation.kind != kind || !relation.isTable || relation.since > version {
+			continue
+		}
+		exists, err := s.relationExists(ctx, tx, relation.name)
+		if err != nil {
+			return false, err
+		}
+		if exists {
+			found++
+		} else {
+			missing = append(missing, s.qualified(relation.name))
+		}
+	}
+	if found > 0 && len(missing) > 0 {
+		return false, fmt.Errorf("%w: %s", ErrIncomplete, strings.Join(missing, ", "))
+	}
+	return found > 0, nil
 }
 
 // requireFree looks at every relation that is to be created on top of a version.

@@ -133,6 +133,7 @@ type relation struct {
 	what, name string
 	kind       string
 	since      int
+	isTable    bool
 }
 
 // relations lists everything that shares the namespace of tables in the schema:
@@ -140,16 +141,16 @@ type relation struct {
 func (s Postgres) relations() []relation {
 	s = s.withDefaults()
 	return []relation{
-		{"outbox table", s.Name, kindOutbox, 1},
-		{"dead letter table", s.deadLettersName(), kindOutbox, 1},
-		{"settings table", s.settingsName(), kindOutbox, 1},
-		{"backoff index", s.backoffIndexName(), kindOutbox, 1},
-		{"absences table", s.absencesName(), kindOutbox, 2},
-		{"index of waiting rows", s.waitingIndexName(), kindOutbox, 2},
-		{"index of blocked units", s.blockedIndexName(), kindOutbox, 2},
-		{"index of dead letters by time", s.deadAtIndexName(), kindOutbox, 2},
-		{"inbox table", s.InboxName, kindInbox, 1},
-		{"retention index", s.retentionIndexName(), kindInbox, 1},
+		{"outbox table", s.Name, kindOutbox, 1, true},
+		{"dead letter table", s.deadLettersName(), kindOutbox, 1, true},
+		{"settings table", s.settingsName(), kindOutbox, 1, true},
+		{"backoff index", s.backoffIndexName(), kindOutbox, 1, false},
+		{"absences table", s.absencesName(), kindOutbox, 2, true},
+		{"index of waiting rows", s.waitingIndexName(), kindOutbox, 2, false},
+		{"index of blocked units", s.blockedIndexName(), kindOutbox, 2, false},
+		{"index of dead letters by time", s.deadAtIndexName(), kindOutbox, 2, false},
+		{"inbox table", s.InboxName, kindInbox, 1, true},
+		{"retention index", s.retentionIndexName(), kindInbox, 1, false},
 		{what: "migrations table", name: migrationsTable},
 	}
 }
@@ -184,6 +185,12 @@ func deriveName(base, suffix string) string {
 // quote is Postgres' quote_ident, always with quotes.
 func quote(identifier string) string {
 	return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"`
+}
+
+// literal is a string constant that means the same whatever standard_conforming_strings
+// is. It is for names only.
+func literal(name string) string {
+	return `E'` + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(name) + `'`
 }
 
 func lockKey(parts ...string) int64 {

@@ -33,11 +33,14 @@ var (
 // SchemaInitializingQueries lets InitializeSchema and AutoInitializeSchema of
 // watermill-sql report a table that is missing (SQLSTATE 42P01 or 3F000, see Missing).
 // It creates nothing: the tables come from Migrate. It needs no rights on the table.
+//
+// watermill-sql runs it outside of a transaction. It has no parameters, since behind
+// PgBouncer those could meet with another client's statement there.
 func (s Postgres) SchemaInitializingQueries(string) []wmsql.Query {
 	if err := s.Validate(); err != nil {
 		return []wmsql.Query{refuse(err)}
 	}
-	return []wmsql.Query{{Query: `SELECT $1::text::pg_catalog.regclass`, Args: []any{s.Outbox()}}}
+	return []wmsql.Query{{Query: `SELECT ` + literal(s.Outbox()) + `::pg_catalog.regclass`}}
 }
 
 // SubscribeIsolationLevel is READ COMMITTED, whatever the database's default is: a

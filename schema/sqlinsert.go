@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	wmsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
@@ -34,15 +36,18 @@ type insertedRow struct {
 }
 
 func (r insertedRow) size() int {
-	const names = 100 // of the fields, in each row
-	return names + len(r.ID) + len(r.PartitionKey) + len(r.Metadata) + base64.StdEncoding.EncodedLen(len(r.Payload))
+	const (
+		names   = 100 // of the fields, in each row
+		escaped = 3   // what escapeNonASCII makes of a byte, at most
+	)
+	return names + escaped*(len(r.ID)+len(r.PartitionKey)) + len(r.Metadata) + base64.StdEncoding.EncodedLen(len(r.Payload))
 }
 
 // InsertQuery is for watermill-sql's Publisher, which writes rows like those of
 // outbox.Publisher with it: the message's UUID is the event id, the metadata value under
 // PartitionKeyMetadata the partition key. One statement takes any number of messages,
 // none included, in their order, and any payload; a call may take 512 MiB with the
-// payloads as base64.
+// payloads as base64. The session's client_encoding does not matter.
 //
 // Errors wrap ErrInvalidMessage or ErrInvalidName. Lengths of id, destination and partition
 // key are for the table's constraints (SQLSTATE 23514).
@@ -70,7 +75,7 @@ func (s Postgres) InsertQuery(topic string, msgs message.Messages) (wmsql.Query,
 	if err != nil {
 		return wmsql.Query{}, fmt.Errorf("%w: %w", ErrInvalidMessage, err)
 	}
-	return wmsql.Query{Query: s.insertStatement(), Args: []any{topic, unlogged{string(encoded)}}}, nil
+	return wmsql.Query{Query: s.insertStatement(), Args: []any{topic, unlogged{string(escapeNonASCII(encoded))}}}, nil
 }
 
 // insertStatement: $1 destination, $2 the rows. ORDER BY: seq is drawn for them in the
@@ -78,10 +83,10 @@ func (s Postgres) InsertQuery(topic string, msgs message.Messages) (wmsql.Query,
 func (s Postgres) insertStatement() string {
 	return `INSERT INTO ` + s.Outbox() + ` (id, destination, partition_key, metadata, payload, payload_bytes)
 		SELECT m.id, $1::text, nullif(m.partition_key, ''), m.metadata,
-			CASE WHEN m.is_text THEN convert_from(decode(m.payload, 'base64'), 'UTF8') END,
-			CASE WHEN NOT m.is_text THEN decode(m.payload, 'base64') END
+			CASE WHEN m.is_text THEN pg_catalog.convert_from(pg_catalog.decode(m.payload, 'base64'), 'UTF8') END,
+			CASE WHEN NOT m.is_text THEN pg_catalog.decode(m.payload, 'base64') END
 		FROM ROWS FROM (
-			json_to_recordset($2::text::json) AS (id text, partition_key text, metadata jsonb, payload text, is_text boolean)
+			pg_catalog.json_to_recordset($2::text::json) AS (id text, partition_key text, metadata jsonb, payload text, is_text boolean)
 		) WITH ORDINALITY AS m (id, partition_key, metadata, payload, is_text, ordinal)
 		ORDER BY m.ordinal`
 }
@@ -105,11 +110,33 @@ func newInsertedRow(msg *message.Message) (insertedRow, error) {
 	return insertedRow{
 		ID:           msg.UUID,
 		PartitionKey: msg.Metadata[PartitionKeyMetadata],
-		Metadata:     json.RawMessage(metadata),
+		Metadata:     escapeNonASCII([]byte(metadata)),
 		Payload:      payload,
 		IsText:       utf8.Valid(payload) && bytes.IndexByte(payload, 0) < 0,
 	}, nil
 }
+
+// escapeNonASCII makes plain ASCII of valid JSON. A session whose client_encoding is not
+// UTF8 would turn other characters into other ones, and an id into another id.
+func escapeNonASCII(encoded []byte) []byte {
+	if !bytes.ContainsFunc(encoded, isNonASCII) {
+		return encoded
+	}
+	escaped := make([]byte, 0, 2*len(encoded))
+	for _, char := range string(encoded) {
+		switch high, low := utf16.EncodeRune(char); {
+		case !isNonASCII(char):
+			escaped = append(escaped, byte(char)) //nolint:gosec // ASCII
+		case high == unicode.ReplacementChar: // needs no pair
+			escaped = fmt.Appendf(escaped, `\u%04x`, char)
+		default:
+			escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, high, low)
+		}
+	}
+	return escaped
+}
+
+func isNonASCII(char rune) bool { return char > unicode.MaxASCII }
 
 // unlogged is a text parameter whose content does not get into a log: watermill-sql
 // traces the parameters of its statements.

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 
@@ -52,25 +53,34 @@ func (s Postgres) selectStatement() string {
 	return `WITH RECURSIVE head AS (
 			(SELECT seq, ARRAY[unit_hash] AS units FROM ` + s.Outbox() + ofDestination + ` ORDER BY seq LIMIT 1)
 			UNION ALL
-			SELECT further.seq, head.units || further.unit_hash
+			SELECT further.seq, pg_catalog.array_append(head.units, further.unit_hash)
 			FROM head CROSS JOIN LATERAL (
 				SELECT seq, unit_hash FROM ` + s.Outbox() + ofDestination + `
 					AND seq > head.seq AND unit_hash <> ALL (head.units)
 				ORDER BY seq LIMIT 1
 			) AS further
-			WHERE cardinality(head.units) < 100
+			WHERE pg_catalog.cardinality(head.units) < 100
 		)
-		SELECT locked.seq, locked.id, coalesce(locked.payload_bytes, convert_to(locked.payload, 'UTF8')),
-			(SELECT coalesce(jsonb_object_agg(key, coalesce(value, 'null')), '{}') FROM jsonb_each_text(locked.metadata))::text,
-			coalesce(locked.partition_key, '')
+		SELECT locked.seq, ` + asBase64(inUTF8(`locked.id`)) + `,
+			` + asBase64(`coalesce(locked.payload_bytes, `+inUTF8(`locked.payload`)+`)`) + `,
+			` + asBase64(inUTF8(`(SELECT coalesce(pg_catalog.jsonb_object_agg(key, coalesce(value, 'null')), '{}')
+				FROM pg_catalog.jsonb_each_text(locked.metadata))::text`)) + `,
+			` + asBase64(inUTF8(`coalesce(locked.partition_key, '')`)) + `
 		FROM head CROSS JOIN LATERAL (
 			SELECT seq, id, payload, payload_bytes, metadata, partition_key FROM ` + s.Outbox() + `
 			WHERE seq = head.seq AND published_at IS NULL
-				AND (next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp())
+				AND (next_attempt_at IS NULL OR next_attempt_at <= pg_catalog.statement_timestamp())
 			FOR UPDATE SKIP LOCKED
 		) AS locked
 		LIMIT 1`
 }
+
+// asBase64 has bytes sent as ASCII, whatever settings the session has: client_encoding would
+// turn a text into another one, and pgx cannot read what bytea_output = escape makes of
+// bytes.
+func asBase64(bytes string) string { return `pg_catalog.encode(` + bytes + `, 'base64')` }
+
+func inUTF8(text string) string { return `pg_catalog.convert_to(` + text + `, 'UTF8')` }
 
 // UnmarshalMessage makes a message of a row of SelectQuery: event id, payload and
 // metadata as they were written. A metadata value that is no JSON string arrives as its
@@ -79,17 +89,24 @@ func (s Postgres) selectStatement() string {
 func (s Postgres) UnmarshalMessage(row wmsql.Scanner) (wmsql.Row, error) {
 	var (
 		r            wmsql.Row
-		partitionKey string
+		partitionKey []byte
 	)
 	if err := row.Scan(&r.Offset, &r.UUID, &r.Payload, &r.Metadata, &partitionKey); err != nil {
 		return wmsql.Row{}, fmt.Errorf("schema: read a row of %s: %w", s.Outbox(), err)
+	}
+	for _, column := range []*[]byte{&r.UUID, &r.Payload, &r.Metadata, &partitionKey} {
+		decoded, err := base64.StdEncoding.AppendDecode([]byte{}, *column) // passes by the ends of Postgres' lines
+		if err != nil {
+			return wmsql.Row{}, fmt.Errorf("schema: row %d in %s: %w", r.Offset, s.Outbox(), err)
+		}
+		*column = decoded
 	}
 	r.Msg = message.NewMessage(string(r.UUID), r.Payload)
 	if err := json.Unmarshal(r.Metadata, &r.Msg.Metadata); err != nil {
 		return wmsql.Row{}, fmt.Errorf("schema: metadata of row %d in %s: %w", r.Offset, s.Outbox(), err)
 	}
-	if _, ok := r.Msg.Metadata[PartitionKeyMetadata]; !ok && partitionKey != "" {
-		r.Msg.Metadata.Set(PartitionKeyMetadata, partitionKey)
+	if _, ok := r.Msg.Metadata[PartitionKeyMetadata]; !ok && len(partitionKey) > 0 {
+		r.Msg.Metadata.Set(PartitionKeyMetadata, string(partitionKey))
 	}
 	return r, nil
 }

@@ -44,6 +44,8 @@ func TestTableRefusesWhatCannotBeForwarded(t *testing.T) {
 		"metadata too large": `'1', 'orders', 'x', NULL, jsonb_build_object('k', repeat('v', 1048577))`,
 		"payload too large":  `'1', 'orders', repeat('x', 134217729), NULL, '{}'`,
 		"metadata is array":  `'1', 'orders', 'x', NULL, '[]'`,
+		// Some 500 bytes in storage.
+		"long numbers": `'1', 'orders', 'x', NULL, ('{"a":[0' || repeat(',1e131071', 40) || ']}')::jsonb`,
 	} {
 		_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+`
 			(id, destination, payload, payload_bytes, metadata) VALUES (`+values+`)`)
@@ -51,6 +53,36 @@ func TestTableRefusesWhatCannotBeForwarded(t *testing.T) {
 		require.ErrorAs(t, err, &coded, name)
 		require.Equal(t, "23514", coded.SQLState(), name)
 	}
+}
+
+// Postgres keeps a large value compressed, and an INSERT … SELECT hands it over like that.
+func TestTableMeasuresMetadataAsTheForwarderReadsIt(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	theirs := `"` + db.Schema.Schema + `".theirs`
+	for _, statement := range []string{
+		`CREATE TABLE ` + theirs + ` (metadata jsonb)`,
+		`INSERT INTO ` + theirs + ` VALUES (jsonb_build_object('k', repeat('v', 10000000)))`,
+	} {
+		_, err := db.ExecContext(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload, metadata)
+		SELECT '1', 'orders', 'x', metadata FROM `+theirs)
+	require.ErrorContains(t, err, "metadata_size")
+}
+
+// No forwarder would look at such a row, and no subscriber could acknowledge it.
+func TestTableRefusesASeqThatIsNotPositive(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	insertWithSeq := `INSERT INTO ` + db.Schema.Outbox() + ` (seq, id, destination, payload) OVERRIDING SYSTEM VALUE VALUES ($1, '1', 'orders', 'x')`
+	for _, seq := range []int{0, -1} {
+		_, err := db.ExecContext(t.Context(), insertWithSeq, seq)
+		require.ErrorContains(t, err, "seq_is_positive")
+	}
+	_, err := db.ExecContext(t.Context(), insertWithSeq, 1)
+	require.NoError(t, err)
 }
 
 // The hash of the unit is part of the table's contract: stable, null-safe, and the
