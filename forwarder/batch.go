@@ -20,12 +20,12 @@ type claimFunc func(ctx context.Context, tx *sql.Tx) (claim, error)
 // ctx gives up a claim, but not a batch that is being published: what is sent should
 // be settled. An error leaves everything as it was before; what the broker has
 // confirmed by then is sent again.
-func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome, err error) {
-	defer func() {
-		if err != nil && !hasSQLState(err, lockNotAvailable) && !hasSQLState(err, queryCanceled) {
-			w.claimer.marks.forget()
-		}
-	}()
+func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome, err error) {
+	var (
+		taken claim
+		v     verdict
+	)
+	defer func() { w.correctMarks(taken, v, err) }() // when the transaction has ended
 	stretch := w.paces.stretch()
 	batchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -45,22 +45,17 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rollbackErr))
 		}
 	}()
-	taken, err := w.claimAndRehearse(batchCtx, tx, claim)
+	taken, err = w.claimAndRehearse(batchCtx, tx, turn)
 	if err != nil || len(taken.rows)+taken.parked == 0 {
 		return outcome{}, err
 	}
 	if !stopOnCancel() {
 		return outcome{}, ctx.Err()
 	}
-	v := verdict{outcome: outcome{claimed: taken.parked}}
 	if len(taken.rows) > 0 {
 		v = w.judge(taken.rows, w.publish(batchCtx, ctx, taken.rows, stretch))
-		v.claimed += taken.parked
 	}
-	if w.config.Ordering == None && !w.probing && len(v.confirmed) < len(taken.rows) {
-		// Other claims have passed these rows while they were locked.
-		defer w.claimer.marks.giveBack(onlyLane, taken.rows[0].seq)
-	}
+	v.claimed += taken.parked
 	if err := w.settler.write(batchCtx, tx, &v); err != nil {
 		w.rehearseAfter(err)
 		return v.outcome, err
@@ -70,6 +65,17 @@ func (w *worker) forwardBatch(ctx context.Context, claim claimFunc) (out outcome
 	}
 	w.tell(&v)
 	return v.outcome, nil
+}
+
+// correctMarks has rows read again that were not settled.
+func (w *worker) correctMarks(taken claim, v verdict, err error) {
+	if err != nil && !hasSQLState(err, lockNotAvailable) && !hasSQLState(err, queryCanceled) {
+		w.claimer.marks.forget()
+	}
+	if w.config.Ordering == None && !w.probing && len(v.confirmed) < len(taken.rows) {
+		// Other claims have passed these rows while they were locked.
+		w.claimer.marks.giveBack(onlyLane, taken.rows[0].seq)
+	}
 }
 
 // begin starts a claim's transaction with bounds of our own: whatever the server's
