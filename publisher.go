@@ -21,7 +21,8 @@ type PublisherConfig struct {
 	Schema schema.Postgres
 	// PartitionKey returns a message's partition key: messages of one destination
 	// with the same key are delivered in order. Usually it is the aggregate's id. An
-	// empty result means the event id, and with it no order at all. Default: the
+	// empty result means the event id, and with it no order at all. It must be safe for
+	// concurrent use; its error is that of the call, and nothing is written. Default: the
 	// metadata value under PartitionKeyMetadata.
 	PartitionKey func(destination string, msg *message.Message) (string, error)
 }
@@ -65,10 +66,11 @@ func NewPublisher(cfg PublisherConfig, logger watermill.LoggerAdapter) (*Publish
 // no-op; they are sent in statements of at most 16 MiB each (a single larger message
 // goes alone). The session's client_encoding must be UTF8.
 //
-// All messages are checked before the first is written. Errors wrap
-// ErrInvalidMessage, ErrInvalidDestination, ErrNoTx or ErrNotStored, or come from the
-// database, with schema.ErrNotMigrated or schema.ErrPreparedStatement where these say what is wrong;
-// after a database error Postgres lets the transaction only roll back.
+// All messages are checked before the first is written: errors that wrap
+// ErrInvalidMessage, ErrInvalidDestination or ErrNoTx, or come from PartitionKey, leave tx
+// as it was. After any other one roll back, since some of the messages may have been
+// written: ErrNotStored, the end of ctx, and what comes from the database, with
+// schema.ErrNotMigrated or schema.ErrPreparedStatement where these say what is wrong.
 func (p *Publisher) PublishTx(ctx context.Context, tx Tx, destination string, msgs ...*message.Message) error {
 	if len(msgs) == 0 {
 		return nil
@@ -100,8 +102,9 @@ func (p *Publisher) write(ctx context.Context, tx Tx, destination string, rows [
 func (p *Publisher) InTx(tx Tx) message.Publisher { return txPublisher{publisher: p, tx: tx} }
 
 // Publish writes msgs in the transaction that each message's context carries (see
-// ContextWithTx), in the order given. Where a message carries none, the error wraps
-// ErrNoTx and nothing is written.
+// ContextWithTx), in the order given, and under that context: where several in a row carry
+// the same transaction, under the first one's. Where a message carries none, the error wraps
+// ErrNoTx and nothing is written. Other errors are those of PublishTx.
 func (p *Publisher) Publish(destination string, msgs ...*message.Message) error {
 	if len(msgs) == 0 {
 		return nil
@@ -114,7 +117,7 @@ func (p *Publisher) Publish(destination string, msgs ...*message.Message) error 
 	for i, msg := range msgs {
 		tx, ok := TxFromContext[Tx](msg.Context())
 		if !ok || isNil(tx) {
-			return fmt.Errorf("message %d (%q): %w", i, msg.UUID, ErrNoTx)
+			return fmt.Errorf("message %d (%.255q): %w", i, msg.UUID, ErrNoTx)
 		}
 		txs[i] = tx
 	}
@@ -152,7 +155,8 @@ func (t txPublisher) Publish(destination string, msgs ...*message.Message) error
 
 func (t txPublisher) Close() error { return nil }
 
-// rows checks every message and brings it into the form of the table.
+// rows checks every message and brings it into the form of the table. Its errors show no
+// more of an id than is allowed: a longer one may be a payload, by mistake.
 func (p *Publisher) rows(destination string, msgs []*message.Message) ([]row, error) {
 	if err := validateDestination(destination); err != nil {
 		return nil, err
@@ -164,7 +168,7 @@ func (p *Publisher) rows(destination string, msgs []*message.Message) ([]row, er
 		}
 		row, err := p.row(destination, msg)
 		if err != nil {
-			return nil, fmt.Errorf("message %d (%q): %w", i, msg.UUID, err)
+			return nil, fmt.Errorf("message %d (%.255q): %w", i, msg.UUID, err)
 		}
 		rows[i] = row
 	}

@@ -7,7 +7,8 @@ import (
 
 // Tx is the caller's transaction. *sql.Tx satisfies it; *sql.DB does not, so that
 // publishing outside a transaction does not compile; package pgxtx makes one of a
-// pgx.Tx. This module calls only ExecContext on it: the caller commits or rolls back.
+// pgx.Tx. This module calls only ExecContext on it: the caller commits or rolls back. (The
+// inbox middleware ends transactions, but those that it has begun itself.)
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	Commit() error

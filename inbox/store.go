@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"fmt"
+	"reflect"
 
 	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/schema"
@@ -13,8 +14,10 @@ type Config struct {
 	// Schema names the inbox table. Default: public.inbox.
 	Schema schema.Postgres
 	// IgnoreContent turns the comparison of digests off: a second event with the id of
-	// an earlier one is then taken for its repetition and dropped, whatever it says. No
-	// digest is stored either. Default: false.
+	// an earlier one is then taken for its repetition and dropped, whatever it says and
+	// from whichever topic it comes. Handlers of different topics then need consumers of
+	// their own, if an event may be passed on under its id. No digest is stored either.
+	// Default: false.
 	IgnoreContent bool
 }
 
@@ -77,7 +80,7 @@ func NewStore(cfg Config) (*Store, error) {
 // usable; or ErrBusy or ErrEncoding, or come from the database, after which Postgres
 // lets tx only roll back.
 func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, err error) {
-	if tx == nil {
+	if isNil(tx) {
 		return false, outbox.ErrNoTx
 	}
 	if err := key.Validate(); err != nil {
@@ -91,6 +94,15 @@ func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, 
 		return true, nil
 	}
 	return false, s.compareContent(ctx, tx, key)
+}
+
+// isNil sees a nil *sql.Tx as well, which is what a caller has after ignoring an error.
+func isNil(tx outbox.Tx) bool {
+	if tx == nil {
+		return true
+	}
+	value := reflect.ValueOf(tx)
+	return value.Kind() == reflect.Pointer && value.IsNil()
 }
 
 // compareContent is a statement of its own so that it has a snapshot of its own: it

@@ -250,8 +250,10 @@ func TestRecord_WithoutTransaction(t *testing.T) {
 	t.Parallel()
 	store, err := inbox.NewStore(inbox.Config{})
 	require.NoError(t, err)
-	_, err = store.Record(t.Context(), nil, paid("created"))
-	require.ErrorIs(t, err, outbox.ErrNoTx)
+	for _, none := range []outbox.Tx{nil, (*sql.Tx)(nil)} {
+		_, err = store.Record(t.Context(), none, paid("created"))
+		require.ErrorIs(t, err, outbox.ErrNoTx)
+	}
 }
 
 func TestNewStore_RefusesInvalidNames(t *testing.T) {

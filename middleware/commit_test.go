@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -103,6 +104,38 @@ func TestInbox_LostConnectionLeavesNothing(t *testing.T) {
 		require.Equal(t, counts{}, b.counts(t))
 		b.requireIdle(t)
 
+		_, err = b.wrap(t, b.debit)(newMessage("1"))
+		require.NoError(t, err)
+		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))
+	})
+}
+
+// Wherever the session ends, the message is delivered again, and nothing of it is there.
+func TestInbox_SessionThatEndsInAnyStatement(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		in := b.db.Schema.Schema + "."
+		_, err := b.db.ExecContext(t.Context(), `CREATE FUNCTION `+in+`end_session() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$`)
+		require.NoError(t, err)
+		for name, trigger := range map[string]string{
+			"INSERT": `CREATE TRIGGER end_session BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION ` + in + `end_session()`,
+			"COMMIT": `CREATE CONSTRAINT TRIGGER end_session AFTER INSERT ON %s DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW EXECUTE FUNCTION ` + in + `end_session()`,
+		} {
+			for _, table := range []string{b.db.Schema.Inbox(), b.effects(), b.db.Schema.Outbox()} {
+				_, err := b.db.ExecContext(t.Context(), fmt.Sprintf(trigger, table))
+				require.NoError(t, err)
+				err = route{publish: "payment.made", publisher: b.config.Outbox}.deliver(t,
+					b.wrap(t, b.then(returning(newMessage("paid")))), nil, newMessage("1"))[0]
+				require.Error(t, err, "%s of %s", name, table)
+				require.False(t, middleware.IsPermanent(err), "%v", err)
+				require.Equal(t, counts{}, b.counts(t))
+				b.requireIdle(t)
+				_, err = b.db.ExecContext(t.Context(), `DROP TRIGGER end_session ON `+table)
+				require.NoError(t, err)
+			}
+		}
 		_, err = b.wrap(t, b.debit)(newMessage("1"))
 		require.NoError(t, err)
 		require.Equal(t, counts{keys: 1, effects: 1}, b.counts(t))

@@ -38,7 +38,8 @@ type InboxConfig struct {
 	// a topic, each with some of its messages, get an Inbox each.
 	Consumer string
 	// EventID returns a message's event id, for messages whose UUID is not stable across
-	// deliveries or not set by the producer. Default: the UUID.
+	// deliveries or not set by the producer. Its error is returned, to be tried again unless
+	// it wraps ErrPermanent. It must be safe for concurrent use. Default: the UUID.
 	EventID func(msg *message.Message) (string, error)
 	// Outbox takes the messages that handlers return. Default: none; returned messages
 	// are then ErrNoOutbox.

@@ -24,8 +24,9 @@ var (
 	// wraps ErrPermanent.
 	ErrConsumerShared = fmt.Errorf("%w: two handlers share one consumer", ErrPermanent)
 	// ErrTxEnded says that the handler ended the transaction itself. If it committed, its
-	// effects and the key are there, and the messages that it returned are not. It wraps
-	// ErrPermanent.
+	// effects and the key are there, and the messages that it returned are not; a further
+	// delivery is dropped. It wraps ErrPermanent, and the handler's error. (A handler that
+	// rolls back and returns an error gets that error as it is.)
 	ErrTxEnded = fmt.Errorf("%w: the handler ended the transaction", ErrPermanent)
 	// ErrNoOutbox says that the handler returned messages and InboxConfig.Outbox is not
 	// set. The router would publish them after the commit, where a failure loses them.

@@ -1,10 +1,12 @@
 package middleware
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"sync"
 
@@ -28,7 +30,8 @@ import (
 //	router.AddConsumerHandler("ship", "orders", subscriber, inbox.NoPublish(ship))
 //
 // The handler finds the transaction in the message's context and must not end it,
-// neither by Commit or Rollback nor in SQL, and must not ack the message:
+// neither by Commit or Rollback nor in SQL (of which pgx under database/sql would not even
+// tell: the message is acked), and must not ack the message:
 //
 //	tx, ok := outbox.TxFromContext[*sql.Tx](msg.Context()) // [pgx.Tx] with InboxConfig.Beginner
 //
@@ -76,7 +79,9 @@ import (
 // since the database may merely be slow: the message is delivered again. A filter that also
 // takes this error puts such a message aside, and with it whatever meets a slow database.
 // Inside the inbox, a Timeout does the same, but the transaction stays open until the
-// handler returns. Outside of Retry it bounds all attempts together.
+// handler returns. Outside of Retry it bounds all attempts together. Outside of the inbox it
+// also tells Postgres when to give up the transaction of a host that is lost: without it the
+// event may be busy for hours, unless the role has an idle_in_transaction_session_timeout.
 //
 // CircuitBreaker. While it is open, messages fail before the inbox, nothing is recorded,
 // and Retry spaces the attempts. Panics count as failures. Permanent errors should not
@@ -97,10 +102,9 @@ import (
 // through a topic of another name (after a change of brokers, say), configure the
 // Store with IgnoreContent.
 type Inbox struct {
-	config    InboxConfig
-	beginner  Beginner
-	limitWait string
-	logger    watermill.LoggerAdapter
+	config   InboxConfig
+	beginner Beginner
+	logger   watermill.LoggerAdapter
 
 	// handlers holds, by topic, the one handler that a configured Consumer stands for.
 	handlers sync.Map
@@ -120,16 +124,16 @@ func NewInbox(cfg InboxConfig, logger watermill.LoggerAdapter) (*Inbox, error) {
 		logger = watermill.NopLogger{}
 	}
 	return &Inbox{
-		config:    cfg,
-		beginner:  cfg.beginner(),
-		limitWait: limitWaitStatement(cfg.WaitTimeout),
-		logger:    logger,
+		config:   cfg,
+		beginner: cfg.beginner(),
+		logger:   logger,
 	}, nil
 }
 
 // Middleware wraps h. The result is safe for concurrent use if h is. It returns no
-// messages, and the message's context is the original one again when it returns or
-// panics.
+// messages. When it returns or panics, the message is as it was delivered, whatever the
+// handler did to it: context, UUID, metadata and payload. So its next attempt has the same
+// key.
 //
 // It returns h's errors as they are; inbox.ErrBusy where another delivery of the same
 // event takes too long; permanent errors (see IsPermanent) that wrap inbox.ErrIDReused,
@@ -245,17 +249,17 @@ func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.Handle
 	if err != nil {
 		return false, fmt.Errorf("middleware: begin: %w", err)
 	}
-	defer i.rollBack(tx) // on panic too
+	defer func() { _ = i.rollBack(tx) }() // on panic too
 
 	fresh, err = i.record(ctx, tx, key)
 	if err != nil || !fresh {
 		return false, err
 	}
 	if err := i.run(msg, tx, key, h); err != nil {
-		return false, ended(ctx, err)
+		return false, i.failed(ctx, tx, key, err)
 	}
 	if err := commit(ctx, tx); err != nil {
-		return false, ended(ctx, err)
+		return false, txEnded(ctx, err, err)
 	}
 	return true, nil
 }
@@ -277,10 +281,33 @@ func (i *Inbox) record(ctx context.Context, tx outbox.Tx, key inbox.Key) (fresh 
 	return true, restoreWait(ctx, tx)
 }
 
-// ended recognises a transaction that the handler has ended. A further delivery would
-// find the key and drop the message, and what it returned with it.
-func ended(ctx context.Context, err error) error {
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+// failed rolls back after err, and finds out by it whether the handler had ended the
+// transaction: what err itself says of that may speak of another transaction. A handler
+// that rolled back before it returned its error has done no harm.
+func (i *Inbox) failed(ctx context.Context, tx outbox.Tx, key inbox.Key, err error) error {
+	end := i.rollBack(tx)
+	if errors.Is(end, sql.ErrTxDone) && !errors.Is(err, sql.ErrTxDone) && !i.isRecorded(ctx, key) {
+		return err
+	}
+	return txEnded(ctx, end, err)
+}
+
+// isRecorded reports whether a further delivery would be dropped.
+func (i *Inbox) isRecorded(ctx context.Context, key inbox.Key) bool {
+	tx, err := i.beginner.Begin(ctx)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = i.rollBack(tx) }()
+	fresh, err := i.record(ctx, tx, key)
+	return err == nil && !fresh
+}
+
+// txEnded makes ErrTxEnded of err where end, the error of a commit or a rollback, says that
+// the handler had ended the transaction. A further delivery would find the key and drop the
+// message, and what it returned with it.
+func txEnded(ctx context.Context, end, err error) error {
+	if errors.Is(end, sql.ErrTxDone) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %w", ErrTxEnded, err)
 	}
 	return err
@@ -288,11 +315,7 @@ func ended(ctx context.Context, err error) error {
 
 func (i *Inbox) run(msg *message.Message, tx outbox.Tx, key inbox.Key, h message.HandlerFunc) error {
 	ctx := msg.Context()
-	payload := msg.Payload
-	defer func() {
-		msg.SetContext(ctx)
-		msg.Payload = payload // the next attempt's digest is of what was delivered
-	}()
+	defer restore(ctx, msg)()
 	msg.SetContext(context.WithValue(outbox.ContextWithTx(ctx, tx), i.insideKey(key), true))
 
 	produced, err := h(msg)
@@ -308,6 +331,17 @@ func (i *Inbox) run(msg *message.Message, tx outbox.Tx, key inbox.Key, h message
 		return fmt.Errorf("middleware: the handler overran its deadline: %w", context.DeadlineExceeded)
 	}
 	return i.publish(ctx, tx, produced)
+}
+
+// restore returns what makes the message the delivered one again, with ctx: whatever the
+// handler does to it, the next attempt's key and digest must be the same. A key of another
+// event id would let a redelivery in.
+func restore(ctx context.Context, msg *message.Message) func() {
+	uuid, metadata, payload := msg.UUID, maps.Clone(msg.Metadata), bytes.Clone(msg.Payload)
+	return func() {
+		msg.SetContext(ctx)
+		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
+	}
 }
 
 // expired adds its reason to an error that came while or after ctx ended: each driver
@@ -357,10 +391,12 @@ func commit(ctx context.Context, tx outbox.Tx) error {
 
 // rollBack ends a transaction that was not committed. If that fails, the connection is
 // dropped, and Postgres rolls back by itself.
-func (i *Inbox) rollBack(tx outbox.Tx) {
-	if err := tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
+func (i *Inbox) rollBack(tx outbox.Tx) error {
+	err := tx.Rollback()
+	if err != nil && !errors.Is(err, sql.ErrTxDone) {
 		i.logger.Debug("Rollback failed, the connection is dropped", watermill.LogFields{"error": err.Error()})
 	}
+	return err //nolint:wrapcheck // looked at, and not returned
 }
 
 // refused says what a poison queue outside would take away without a word.

@@ -126,28 +126,6 @@ func TestInbox_AroundItself(t *testing.T) {
 	})
 }
 
-// A handler that changes the message and fails leaves it as it was delivered: a later
-// attempt must not store the digest of something else.
-func TestInbox_PayloadIsRestored(t *testing.T) {
-	t.Parallel()
-	b := setup(t, "postgres")
-	handler := b.wrap(t, b.then(func(msg *message.Message) ([]*message.Message, error) {
-		msg.Payload = []byte("decrypted")
-		if b.runs.Load() == 1 {
-			return nil, errHandler
-		}
-		return nil, nil
-	}))
-	msg := newMessage("1")
-	_, err := handler(msg)
-	require.ErrorIs(t, err, errHandler)
-	_, err = handler(msg)
-	require.NoError(t, err)
-	_, err = handler(newMessage("1"))
-	require.NoError(t, err, "a duplicate of what was delivered, not another content")
-	require.EqualValues(t, 1, b.duplicates.Load())
-}
-
 // The message is acked after the commit, so the commit must be durable.
 func TestInbox_CommitIsDurable(t *testing.T) {
 	t.Parallel()

@@ -2,12 +2,17 @@ package middleware
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
-const defaultPoisonTimeout = 30 * time.Second
+const (
+	defaultPoisonTimeout = 30 * time.Second
+	maxReasonBytes       = 4 << 10
+)
 
 // PoisonPublisher decorates the publisher of a poison queue, for Watermill's
 // PoisonQueue and PoisonQueueWithFilter: it publishes under a context that keeps the
@@ -18,8 +23,14 @@ const defaultPoisonTimeout = 30 * time.Second
 // amqp.Publisher do, would refuse the message: it would not be put aside but delivered
 // again, for ever.
 //
-// The publisher must not be an outbox.Publisher: a poisoned message has no transaction.
-// Close closes it. The result is as safe for concurrent use as the publisher.
+// The reason that Watermill writes into the metadata (reason_poisoned) is cut to 4 KiB, and
+// what is not UTF-8, or NUL, is replaced: an error that quotes a payload would have
+// RabbitMQ or Postgres refuse the message, with the same end.
+//
+// The publisher must not be an outbox.Publisher: a poisoned message has no transaction. One
+// that writes to the outbox in a transaction of its own can put no message aside whose id
+// is refused (empty, longer than outbox.MaxIDBytes, not UTF-8 or with a NUL byte);
+// amqp.Publisher none whose id is too long. Close closes it. The result is as safe for concurrent use as the publisher.
 func PoisonPublisher(publisher message.Publisher, timeout time.Duration) message.Publisher {
 	if timeout <= 0 {
 		timeout = defaultPoisonTimeout
@@ -49,5 +60,20 @@ func (p poisonPublisher) publishOne(topic string, msg *message.Message) error {
 	defer cancel()
 	detached := msg.Copy()
 	detached.SetContext(ctx)
+	if reason, ok := detached.Metadata[wm.ReasonForPoisonedKey]; ok {
+		detached.Metadata.Set(wm.ReasonForPoisonedKey, fitReason(reason))
+	}
 	return p.Publisher.Publish(topic, detached)
+}
+
+// fitReason makes a reason that every publisher takes.
+func fitReason(reason string) string {
+	const replacement, ellipsis = "\uFFFD", "…"
+	fit := reason[:min(len(reason), maxReasonBytes)]
+	fit = strings.ToValidUTF8(strings.ReplaceAll(fit, "\x00", replacement), replacement)
+	if len(reason) <= maxReasonBytes && len(fit) <= maxReasonBytes {
+		return fit
+	}
+	fit = fit[:min(len(fit), maxReasonBytes-len(ellipsis))]
+	return strings.ToValidUTF8(fit, "") + ellipsis
 }

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wm "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/stretchr/testify/require"
 
+	"github.com/watermill-outbox/outbox"
 	"github.com/watermill-outbox/outbox/forwarder/amqp"
 	"github.com/watermill-outbox/outbox/forwarder/kafka"
 	"github.com/watermill-outbox/outbox/internal/testamqp"
@@ -229,4 +232,55 @@ func TestPoisonPublisher_Context(t *testing.T) {
 	require.ErrorIs(t, publisher.Publish("poison", msg), errHandler)
 	require.ErrorIs(t, publisher.Close(), errHandler)
 	require.NoError(t, publisher.Publish("poison"))
+}
+
+// A handler that mixes up the arguments of message.NewMessage returns a payload for an
+// event id. The error that refuses it does not carry it along, into logs and the poisoned
+// message, where RabbitMQ has no room for it.
+func TestPoisonPublisher_PayloadForAnEventID(t *testing.T) {
+	t.Parallel()
+	payload := `{"name":"` + strings.Repeat("x", 200<<10) + `"}`
+	for name, newTopic := range poisonTopics {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, native)
+			p := newTopic(t, b)
+			r := route{publish: "payments", publisher: b.config.Outbox}
+			errs := r.deliver(t, b.wrap(t, b.then(returning(message.NewMessage(payload, nil)))), []message.HandlerMiddleware{
+				poisonQueue(t, middleware.PoisonPublisher(p.publisher, 0), p.topic, middleware.IsPermanent),
+			}, newMessage("1"))
+			require.NoError(t, errs[0], "it is acked")
+			id, reason := p.take(t)
+			require.Equal(t, "1", id)
+			require.Contains(t, reason, outbox.ErrInvalidMessage.Error())
+			require.Less(t, len(reason), 1000)
+		})
+	}
+}
+
+// Nor does an error of the handler's own that quotes what it cannot read keep the message
+// from being put aside.
+func TestPoisonPublisher_ReasonThatQuotesAPayload(t *testing.T) {
+	t.Parallel()
+	payload := "\x00\xff" + strings.Repeat("é", 100<<10) + "\x00"
+	for name, newTopic := range poisonTopics {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, native)
+			p := newTopic(t, b)
+			handler := b.wrap(t, b.then(func(*message.Message) ([]*message.Message, error) {
+				return nil, fmt.Errorf("%w: cannot read %s", middleware.ErrPermanent, payload)
+			}))
+			errs := route{}.deliver(t, handler, []message.HandlerMiddleware{
+				poisonQueue(t, middleware.PoisonPublisher(p.publisher, 0), p.topic, middleware.IsPermanent),
+			}, newMessage("1"))
+			require.NoError(t, errs[0], "it is acked")
+			id, reason := p.take(t)
+			require.Equal(t, "1", id)
+			require.Contains(t, reason, "middleware: permanent: cannot read \uFFFD\uFFFDé")
+			require.True(t, strings.HasSuffix(reason, "…"))
+			require.True(t, utf8.ValidString(reason))
+			require.LessOrEqual(t, len(reason), 4<<10)
+		})
+	}
 }

@@ -180,6 +180,12 @@ func TestBeginner_TransactionEndedByAStatement(t *testing.T) {
 			require.NoError(t, err)
 			require.ErrorIs(t, tx.Commit(), sql.ErrTxDone)
 
+			tx, handlers = b.beginBound(t.Context(), t)
+			require.Equal(t, pid, backendPID(t, handlers), "the connection is sound")
+			_, err = handlers.Exec(t.Context(), statement)
+			require.NoError(t, err)
+			require.ErrorIs(t, tx.Rollback(), sql.ErrTxDone, "there was nothing left to roll back")
+
 			_, handlers = b.beginBound(t.Context(), t)
 			require.Equal(t, pid, backendPID(t, handlers), "the connection is sound")
 		})

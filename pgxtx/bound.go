@@ -73,23 +73,32 @@ func (t *boundTx) Commit(ctx context.Context) error {
 		return fmt.Errorf("pgxtx: not committed: %w", err)
 	}
 	// Postgres would answer a COMMIT outside of a transaction with a mere warning.
-	if t.Conn().PgConn().TxStatus() == idle {
+	if t.wasEndedByAStatement() {
 		_ = t.rollBack(ctx)
-		return fmt.Errorf("%w: it was ended by a statement", pgx.ErrTxClosed)
+		return errEndedByAStatement
 	}
 	return t.Tx.Commit(ctx) //nolint:wrapcheck // pgx's own words
 }
+
+var errEndedByAStatement = fmt.Errorf("%w: it was ended by a statement", pgx.ErrTxClosed)
+
+func (t *boundTx) wasEndedByAStatement() bool { return t.Conn().PgConn().TxStatus() == idle }
 
 // Rollback rolls back, also where ctx has ended.
 func (t *boundTx) Rollback(ctx context.Context) error {
 	if !t.takeEnd() {
 		return pgx.ErrTxClosed
 	}
+	endedBefore := t.wasEndedByAStatement()
 	err := t.rollBack(ctx)
-	if t.cut {
+	switch {
+	case t.cut:
 		return fmt.Errorf("%w: its context ended, and its connection was closed: %w", pgx.ErrTxClosed, t.ctx.Err())
+	case endedBefore:
+		return errEndedByAStatement
+	default:
+		return err
 	}
-	return err
 }
 
 // rollBack returns the connection to the pool, which drops it if it is closed, or if

@@ -63,7 +63,7 @@ func (s Postgres) InsertQuery(topic string, msgs message.Messages) (wmsql.Query,
 		}
 		row, err := newInsertedRow(msg)
 		if err != nil {
-			return wmsql.Query{}, fmt.Errorf("message %d (%q): %w", i, msg.UUID, err)
+			return wmsql.Query{}, fmt.Errorf("message %d (%.255q): %w", i, msg.UUID, err)
 		}
 		rows[i] = row
 		if size += row.size(); size > maxCallBytes {

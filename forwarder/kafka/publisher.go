@@ -64,7 +64,7 @@ func (p *Publisher) Publish(topic string, msgs ...*message.Message) error {
 	for _, msg := range msgs {
 		outgoing := forwarder.Outgoing{Destination: topic, PartitionKey: msg.UUID, Message: msg}
 		if err := p.PublishBatch(msg.Context(), []forwarder.Outgoing{outgoing})[0]; err != nil {
-			return fmt.Errorf("kafka: message %q to %q: %w", msg.UUID, topic, err)
+			return fmt.Errorf("kafka: message %.255q to %q: %w", msg.UUID, topic, err)
 		}
 	}
 	return nil
