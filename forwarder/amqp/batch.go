@@ -49,7 +49,7 @@ func newBatch(conn *connection, msgs []forwarder.Outgoing) batch {
 		}
 		a, err := conn.address(msg, routes[destination])
 		if err != nil {
-			b.rejected[msg] = forwarder.Refused(err)
+			b.rejected[msg] = err
 			continue
 		}
 		b.addressed[msg] = a
@@ -60,7 +60,7 @@ func newBatch(conn *connection, msgs []forwarder.Outgoing) batch {
 func (c *connection) address(msg forwarder.Outgoing, r route) (addressed, error) {
 	r, err := r.of(msg.Message, c.config)
 	if err != nil {
-		return addressed{}, err
+		return addressed{}, forwarder.Refused(err)
 	}
 	publishing, err := c.publishing(msg)
 	return addressed{r, publishing}, err

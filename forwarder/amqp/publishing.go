@@ -23,25 +23,26 @@ var (
 )
 
 // publishing brings a message into the form of the client library and checks what the
-// library or the broker would cut off or close the connection for.
+// library or the broker would cut off or close the connection for. Its errors are refusals:
+// permanent ones, but for the marshaler's own, which may ask others.
 func (c *connection) publishing(msg forwarder.Outgoing) (publishing amqp091.Publishing, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("marshal: panic: %v", r)
+			err = forwarder.Refused(fmt.Errorf("marshal: panic: %v", r))
 		}
 	}()
 	publishing, err = c.config.AMQP.Marshaler.Marshal(msg.Message)
 	if err != nil {
-		return publishing, fmt.Errorf("marshal: %w", err)
+		return publishing, forwarder.Refused(fmt.Errorf("marshal: %w", err))
 	}
 	if err := requirePersistent(publishing); err != nil {
-		return publishing, err
+		return publishing, forwarder.Refused(err)
 	}
 	publishing.MessageId = msg.Message.UUID
 	if err := checkHeaders(publishing.Headers, msg.Message); err != nil {
-		return publishing, err
+		return publishing, forwarder.Permanent(err)
 	}
-	return publishing, checkFrame(publishing, c.amqp.Config.FrameSize)
+	return publishing, forwarder.Permanent(checkFrame(publishing, c.amqp.Config.FrameSize))
 }
 
 // checkFrame looks for what would end the connection: the properties of a message must

@@ -22,10 +22,10 @@ func classify(err error, maxMessageBytes int) error {
 	case errors.Is(err, kgo.ErrClientClosed):
 		return forwarder.Unavailable(errNoAnswer)
 	case errors.Is(err, kerr.MessageTooLarge):
-		return forwarder.Refused(fmt.Errorf("%w (kafka.Config.MaxMessageBytes is %d, the topic has its max.message.bytes)",
+		return forwarder.Permanent(fmt.Errorf("%w (kafka.Config.MaxMessageBytes is %d, the topic has its max.message.bytes)",
 			err, maxMessageBytes))
 	case isAny(err, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp):
-		return forwarder.Refused(err)
+		return forwarder.Permanent(err)
 	case isDestinationError(err) || isPartitionError(err):
 		return forwarder.DestinationUnavailable(err)
 	default:

@@ -92,7 +92,7 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 		record, err := p.record(msg)
 		switch {
 		case err != nil:
-			b.rejected[msg] = forwarder.Refused(err)
+			b.rejected[msg] = err
 		case missing[msg.Destination] != nil:
 			b.rejected[msg] = forwarder.DestinationUnavailable(missing[msg.Destination])
 		default:

@@ -11,16 +11,17 @@ import (
 )
 
 // record brings what watermill-kafka's marshaler makes of a message into the form of
-// the client library. A panic of a marshaler is the fault of that message.
+// the client library. Its errors are refusals: permanent ones, but for the marshaler's own,
+// which may ask a schema registry. A panic of a marshaler is the fault of that message.
 func (p *Publisher) record(msg forwarder.Outgoing) (record *kgo.Record, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("marshal: panic: %v", r) //nolint:err113 // what was thrown is no error of ours
+			err = forwarder.Refused(fmt.Errorf("marshal: panic: %v", r)) //nolint:err113 // what was thrown is no error of ours
 		}
 	}()
 	marshalled, err := p.config.Marshaler.Marshal(msg.Destination, msg.Message)
 	if err != nil {
-		return nil, fmt.Errorf("marshal: %w", err)
+		return nil, forwarder.Refused(fmt.Errorf("marshal: %w", err))
 	}
 	record = &kgo.Record{
 		Topic:     msg.Destination,
@@ -30,11 +31,11 @@ func (p *Publisher) record(msg forwarder.Outgoing) (record *kgo.Record, err erro
 	}
 	if marshalled.Value != nil {
 		if record.Value, err = marshalled.Value.Encode(); err != nil {
-			return nil, fmt.Errorf("encode: %w", err)
+			return nil, forwarder.Refused(fmt.Errorf("encode: %w", err))
 		}
 	}
 	if err := checkHeaders(marshalled.Headers); err != nil {
-		return nil, err
+		return nil, forwarder.Permanent(err)
 	}
 	for i, header := range marshalled.Headers {
 		record.Headers[i] = kgo.RecordHeader{Key: string(header.Key), Value: header.Value}
