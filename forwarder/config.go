@@ -68,8 +68,10 @@ type Config struct {
 	// PollInterval is how long a worker that found nothing waits before it looks again.
 	// Default: 100 ms.
 	PollInterval time.Duration
-	// PublishTimeout bounds the publishing of one batch. The database frees the rows of
-	// a replica that is gone without a word a few seconds after it. Default: 30 s.
+	// PublishTimeout bounds the publishing of one batch. Where a broker is slower, batches
+	// become smaller, down to a single message, which may then take up to four times as
+	// long. The database frees the rows of a replica that is gone without a word 5 s after
+	// that. Default: 30 s.
 	PublishTimeout time.Duration
 	// DatabaseTimeout bounds each statement. Default: 10 s.
 	DatabaseTimeout time.Duration
