@@ -83,3 +83,29 @@ func TestStopDoesNotWaitForAVerySlowBroker(t *testing.T) {
 	require.NoError(t, stop())
 	require.True(t, time.Now().Before(<-ended), "it was given up before its own time had come")
 }
+
+// What a replica that stops had in hand is free for the others at once.
+func TestAnotherReplicaGoesOnWhereOneStops(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	insertMany(t, db, 10, 10)
+	publishing := make(chan struct{}, 1)
+	hangs := publisherFunc(func(ctx context.Context, msgs []forwarder.Outgoing) []error {
+		publishing <- struct{}{}
+		<-ctx.Done()
+		results := make([]error, len(msgs))
+		for i := range results {
+			results[i] = forwarder.Unavailable(ctx.Err())
+		}
+		return results
+	})
+	_, stop := start(t, db, hangs, fast(forwarder.Config{Workers: 1, PublishTimeout: 200 * time.Millisecond}))
+	<-publishing
+	var r recorder
+	other, _ := start(t, db, r.publisher(), fast(forwarder.Config{Workers: 1, PublishTimeout: time.Hour}))
+	require.Empty(t, r.confirmed())
+	require.NoError(t, stop())
+	other.Wake()
+	requireDrained(t, db)
+	require.Len(t, r.confirmed(), 10)
+}
