@@ -23,8 +23,8 @@ func newFlowQueries(cfg Config) flowQueries {
 	}
 	held := heldExpression(cfg.Schema)
 	return flowQueries{
-		query:   flowQuery(cfg.Schema, held, `FOR UPDATE`, ``),
-		passing: flowQuery(cfg.Schema, held, `FOR UPDATE SKIP LOCKED`, notBehindSkipped(cfg.Schema)),
+		query:   flowQuery(cfg.Schema, held, `FOR UPDATE`, notBehindMissing(cfg.Schema)),
+		passing: flowQuery(cfg.Schema, held, `FOR UPDATE SKIP LOCKED`, notBehindMissing(cfg.Schema)),
 	}
 }
 
@@ -65,8 +65,9 @@ func isBlocked(s schema.Postgres, row string) string {
 		LIMIT 1) IS NOT NULL`
 }
 
-// notBehindSkipped leaves out the units of rows that others have locked.
-func notBehindSkipped(s schema.Postgres) string {
+// notBehindMissing leaves out the units of rows that the statement saw and has not got: others
+// have them locked, or changed them while it waited. What it knows of such a unit is from before.
+func notBehindMissing(s schema.Postgres) string {
 	return `AND unit_hash NOT IN (
 		SELECT unit_hash FROM ` + s.Outbox() + `
 		WHERE ` + flowFilter + ` AND seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
@@ -102,10 +103,11 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
 			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM judged WHERE NOT held ` + andThen + `) AS measured
 		)
-		SELECT seen.history, seen.newest, seen.beyond, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
+		SELECT seen.history, seen.newest, seen.first, seen.beyond, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
 		FROM (
 			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
+				(SELECT min(judged.seq) FROM judged) AS first,
 				(SELECT n.seq FROM ` + s.Outbox() + ` AS n WHERE n.seq > $12::bigint ORDER BY n.seq LIMIT 1) AS beyond,
 				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL)::text AS held
 		) AS seen
@@ -164,35 +166,22 @@ func (c claimer) readFlow(ctx context.Context, tx *sql.Tx, found *finding, query
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
 	for rows.Next() {
 		var (
-			newest, beyond sql.Null[int64]
-			held           pq.Int64Array
-			line           rowScan
+			newest, first, beyond sql.Null[int64]
+			held                  pq.Int64Array
+			line                  rowScan
 		)
-		if err := rows.Scan(append([]any{&found.history, &newest, &beyond, &held}, line.targets()...)...); err != nil {
+		if err := rows.Scan(append([]any{&found.history, &newest, &first, &beyond, &held}, line.targets()...)...); err != nil {
 			return flowRows{}, err //nolint:wrapcheck // claim wraps it
 		}
-		found.last, found.beyond = max(found.last, newest.V), beyond.V
+		found.first, found.last, found.beyond = first.V, max(found.last, first.V, newest.V), beyond.V
 		flowing.held = append(flowing.held, held...)
 		if row := line.row(); row.seq > 0 { // a claim that found none has a line all the same
 			flowing.rows = append(flowing.rows, row)
+			found.last = max(found.last, row.seq)
 		}
-	}
-	found.add(flowing)
-	return flowing, rows.Err() //nolint:wrapcheck // claim wraps it
-}
-
-// add notes which rows the marks must not pass yet: what is done about them may fail.
-func (f *finding) add(flowing flowRows) {
-	note := func(seq int64) {
-		if f.first == 0 || seq < f.first {
-			f.first = seq
-		}
-		f.last = max(f.last, seq)
-	}
-	for _, r := range flowing.rows {
-		note(r.seq)
 	}
 	for _, seq := range flowing.held {
-		note(seq)
+		found.last = max(found.last, seq)
 	}
+	return flowing, rows.Err() //nolint:wrapcheck // claim wraps it
 }

@@ -55,7 +55,8 @@ type finding struct {
 	// failover, a restore or a TRUNCATE, seqs may begin anew. Connections that were idle
 	// meanwhile do not notice.
 	history string
-	// first is the lowest seq that was claimed, last the highest that was seen; 0: none.
+	// first is the lowest seq that was found, whether or not it was taken: what is done about
+	// it may fail. last is the highest that was seen; 0: none.
 	first, last int64
 	// beyond is the lowest seq that it did not look at; 0: there is none.
 	beyond int64

@@ -37,9 +37,10 @@ func newWaitingQueries(cfg Config) waitingQueries {
 			LIMIT CASE WHEN due.fresh THEN $1::integer ELSE 1 END
 		) AS next`
 	isFirst := `AND NOT ` + isBehindWaiting(cfg.Schema, `f`, notAway) + ` AND NOT ` + isBlocked(cfg.Schema, `f`)
-	q.query = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE`, ``)
-	q.passing = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE SKIP LOCKED`, `WHERE unit_hash NOT IN (
-		SELECT taken.unit_hash FROM taken WHERE seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`)
+	const notBehindMissing = `WHERE unit_hash NOT IN (
+		SELECT taken.unit_hash FROM taken WHERE seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
+	q.query = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE`, notBehindMissing)
+	q.passing = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE SKIP LOCKED`, notBehindMissing)
 	return q
 }
 
@@ -62,6 +63,8 @@ func dueQuery(s schema.Postgres, isFirst, taken, lock, andThen string) string {
 		), head AS (
 			SELECT ` + columns + ` FROM ` + s.Outbox() + `
 			WHERE seq = ANY (ARRAY(SELECT taken.seq FROM taken)) AND next_attempt_at IS NOT NULL AND published_at IS NULL
+				-- Still due, when others had it first.
+				AND (next_attempt_at <= statement_timestamp() OR seq <> ALL (ARRAY(SELECT due.seq FROM due)))
 			ORDER BY seq
 			LIMIT $1::integer
 			` + lock + `
