@@ -90,6 +90,8 @@ type Config struct {
 	// been away for so long, as far as the forwarders of this outbox have seen. Default: 0,
 	// they wait for ever.
 	AfterUnavailable time.Duration
+	// Retention says how long what is done with is kept. Default: for ever.
+	Retention Retention
 }
 
 func (c *Config) setDefaults() {
@@ -133,6 +135,7 @@ func (c Config) Validate() error {
 		inRange("MaxAttempts", c.MaxAttempts, 1, 1_000_000),
 		oneOf("OnDeadLetter", c.OnDeadLetter, Continue, Block),
 		inRange("AfterUnavailable", c.AfterUnavailable, 0, 10*365*24*time.Hour),
+		c.Retention.validate(),
 	}
 	if c.OnDeadLetter == Block && c.Ordering == None {
 		errs = append(errs, fmt.Errorf("%w: OnDeadLetter is %q, which needs Ordering %q", ErrInvalidConfig, Block, PerKey))

@@ -147,7 +147,7 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 		if !ask.passing && len(ask.tried) == 0 { // units were left out that the marks must not pass
 			c.marks.learn(v, found)
 		}
-		if len(flowing.rows)+len(flowing.held) > 0 || found.beyond == 0 {
+		if found.first > 0 || found.beyond == 0 {
 			return flowing, nil
 		}
 		from = found.beyond - 1

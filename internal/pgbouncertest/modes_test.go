@@ -48,6 +48,7 @@ func TestModes(t *testing.T) {
 				t.Run(name, func(t *testing.T) { publishAndForward(t, db.withOutbox(t, name), m, cfg) })
 			}
 			t.Run("queue", func(t *testing.T) { sendAndReceive(t, db.withOutbox(t, "queue"), m) })
+			t.Run("admin", func(t *testing.T) { administer(t, db.withOutbox(t, "administered"), m) })
 			t.Run("middleware", func(t *testing.T) { handleAndForget(t, db, m) })
 			t.Run("record", func(t *testing.T) { recordByMany(t, db, m) })
 		})

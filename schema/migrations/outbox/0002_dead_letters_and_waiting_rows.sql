@@ -7,10 +7,12 @@ CREATE INDEX {{.WaitingIndex}} ON {{.Outbox}} (unit_hash, seq) WHERE next_attemp
 
 -- The number that a dead letter had as a row may come again: when it is replayed in its place and
 -- fails, or after TRUNCATE … RESTART IDENTITY. It has one of its own.
+-- Those that are there get numbers from its sequence too, which would meet them otherwise.
 ALTER TABLE {{.DeadLetters}} RENAME COLUMN seq TO dead_letter_id;
-ALTER TABLE {{.DeadLetters}} ALTER COLUMN dead_letter_id ADD GENERATED ALWAYS AS IDENTITY;
 ALTER TABLE {{.DeadLetters}} ADD COLUMN seq bigint;
-UPDATE {{.DeadLetters}} SET seq = dead_letter_id;
+UPDATE {{.DeadLetters}} SET seq = dead_letter_id, dead_letter_id = -dead_letter_id;
+ALTER TABLE {{.DeadLetters}} ALTER COLUMN dead_letter_id ADD GENERATED ALWAYS AS IDENTITY;
+UPDATE {{.DeadLetters}} SET dead_letter_id = DEFAULT;
 ALTER TABLE {{.DeadLetters}} ALTER COLUMN seq SET NOT NULL;
 ALTER TABLE {{.DeadLetters}}
     -- The error without what differs from message to message.
