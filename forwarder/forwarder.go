@@ -129,7 +129,9 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	var others sync.WaitGroup
 	others.Go(func() { prober.run(ctx) })
 	others.Go(func() { patrol.run(ctx) })
-	others.Go(func() { newRetention(f.db, f.config.Schema, f.config.Retention, f.config.DatabaseTimeout, f.logger).run(ctx) })
+	others.Go(func() {
+		newRetention(f.db, f.config.Schema, f.config.Retention, f.config.DatabaseTimeout, f.logger).run(ctx)
+	})
 	close(f.running)
 	f.logger.Info("Forwarder is running", watermill.LogFields{
 		"outbox":   f.config.Schema.Outbox(),
