@@ -31,7 +31,7 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 	defer cancel()
 	stopOnCancel := context.AfterFunc(ctx, cancel)
 	defer stopOnCancel()
-	bound := time.Duration(stretch)*w.config.PublishTimeout + 4*w.config.DatabaseTimeout
+	bound := w.batchBound(stretch)
 	timer := time.AfterFunc(bound, cancel)
 	defer timer.Stop()
 
@@ -53,7 +53,10 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 		return outcome{}, ctx.Err()
 	}
 	if len(taken.rows) > 0 {
-		v = w.judge(taken.rows, w.publish(batchCtx, ctx, taken.rows, stretch))
+		w.publishing.Store(true)
+		done := w.publish(batchCtx, ctx, taken.rows, stretch)
+		w.publishing.Store(false)
+		v = w.judge(taken.rows, done)
 	}
 	v.claimed += taken.parked
 	if err := w.settler.write(batchCtx, tx, &v); err != nil {

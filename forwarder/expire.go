@@ -30,7 +30,9 @@ func expireQuery(s schema.Postgres) string {
 func (p *prober) expire(ctx context.Context, destination string, away time.Duration, reason error) error {
 	reason = fmt.Errorf("%w, for %s: %w", errExpired, away.Round(time.Second), reason)
 	for from := int64(0); ctx.Err() == nil; {
-		last, err := p.expireBatch(ctx, destination, from, reason)
+		last, err := answered(6*p.config.DatabaseTimeout, func() (int64, error) {
+			return p.expireBatch(ctx, destination, from, reason)
+		})
 		if err != nil || last == 0 {
 			return err
 		}

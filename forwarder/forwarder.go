@@ -184,7 +184,8 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	routes, _ := f.publisher.(*Routes)
 	refused := &atomic.Bool{}
 	paces, suspects := &paces{config: f.config}, &suspects{}
-	return func() *worker {
+	var newWorker func() *worker
+	newWorker = func() *worker {
 		return &worker{
 			config:    f.config,
 			db:        f.db,
@@ -203,8 +204,10 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			logger:    f.logger,
 
 			serverVersion: serverVersion,
+			another:       newWorker,
 		}
 	}
+	return newWorker
 }
 
 // batchPublisher returns pub as a BatchPublisher, for one worker.

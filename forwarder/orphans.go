@@ -45,6 +45,11 @@ func soleQuery(s schema.Postgres) string {
 
 // adopt has the units of orphans go on.
 func (p *patrol) adopt(ctx context.Context) error {
+	_, err := answered(2*p.config.DatabaseTimeout, func() (struct{}, error) { return struct{}{}, p.adoptAtOnce(ctx) })
+	return err
+}
+
+func (p *patrol) adoptAtOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
 	defer cancel()
 	tx, err := p.begin(ctx, 1)

@@ -75,7 +75,7 @@ func (p *patrol) run(ctx context.Context) {
 // look lowers the marks of lanes with rows that they have passed.
 func (p *patrol) look(ctx context.Context) error {
 	for from := int64(0); ; {
-		next, err := p.lookBehind(ctx, from)
+		next, err := answered(4*p.config.DatabaseTimeout, func() (int64, error) { return p.lookBehind(ctx, from) })
 		if err != nil {
 			return fmt.Errorf("look below the marks: %w", err)
 		}

@@ -125,10 +125,12 @@ func (p *prober) try(ctx context.Context, a attempt) {
 		p.away.reopen(a.absence)
 		return
 	}
-	found := head{}
-	_, err = p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (taken claim, err error) {
-		taken.rows, found, err = p.claimHead(ctx, tx, a)
-		return taken, err
+	found, err := answered(p.turnLimit(), func() (found head, err error) {
+		_, err = p.forwardBatch(ctx, func(ctx context.Context, tx *sql.Tx) (taken claim, err error) {
+			taken.rows, found, err = p.claimHead(ctx, tx, a)
+			return taken, err
+		})
+		return found, err
 	})
 	p.noteDatabase(ctx, err, wait, began)
 	if err == nil && !found.ok {
@@ -145,7 +147,8 @@ func (p *prober) expireIfTooLong(ctx context.Context, a attempt, away time.Durat
 		return
 	}
 	began := time.Now()
-	p.noteDatabase(ctx, p.expire(ctx, a.absence.entry.name, away, reason), p.config.RetryMax, began)
+	err := p.expire(ctx, a.absence.entry.name, away, reason)
+	p.noteDatabase(ctx, err, p.config.RetryMax, began)
 }
 
 func (p *prober) noteDatabase(ctx context.Context, err error, wait time.Duration, began time.Time) {

@@ -57,27 +57,36 @@ type turn struct {
 }
 
 // take asks for the turn to try e. wait is how long nobody is to try it after that.
-func (r *registry) take(ctx context.Context, e entry, err error, wait time.Duration) (t turn, _ error) {
-	return t, r.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-		var milliseconds int64
-		err := tx.QueryRowContext(ctx, r.turnQuery, e.kind, e.name, storable(err.Error()), wait.Milliseconds()).Scan(&milliseconds)
-		if err == nil {
-			t = turn{ours: true, away: time.Duration(milliseconds) * time.Millisecond}
-			return nil
-		}
-		if !errors.Is(err, sql.ErrNoRows) {
-			return fmt.Errorf("note that the %s %q is away: %w", e.kind, e.name, err)
-		}
-		switch err := tx.QueryRowContext(ctx, r.othersQuery, e.kind, e.name).Scan(&milliseconds); {
-		case errors.Is(err, sql.ErrNoRows): // they have just found it to be back
-			t = turn{}
-		case err != nil:
-			return fmt.Errorf("read how long the %s %q is away: %w", e.kind, e.name, err)
-		default:
-			t = turn{wait: time.Duration(milliseconds) * time.Millisecond}
-		}
-		return nil
+func (r *registry) take(ctx context.Context, e entry, reason error, wait time.Duration) (turn, error) {
+	whose := make(chan turn, 1)
+	err := r.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		t, err := r.takeIn(ctx, tx, e, reason, wait)
+		whose <- t
+		return err
 	})
+	if err != nil {
+		return turn{}, err
+	}
+	return <-whose, nil
+}
+
+func (r *registry) takeIn(ctx context.Context, tx *sql.Tx, e entry, reason error, wait time.Duration) (turn, error) {
+	var milliseconds int64
+	err := tx.QueryRowContext(ctx, r.turnQuery, e.kind, e.name, storable(reason.Error()), wait.Milliseconds()).Scan(&milliseconds)
+	if err == nil {
+		return turn{ours: true, away: time.Duration(milliseconds) * time.Millisecond}, nil
+	}
+	if !errors.Is(err, sql.ErrNoRows) {
+		return turn{}, fmt.Errorf("note that the %s %q is away: %w", e.kind, e.name, err)
+	}
+	switch err := tx.QueryRowContext(ctx, r.othersQuery, e.kind, e.name).Scan(&milliseconds); {
+	case errors.Is(err, sql.ErrNoRows): // they have just found it to be back
+		return turn{}, nil
+	case err != nil:
+		return turn{}, fmt.Errorf("read how long the %s %q is away: %w", e.kind, e.name, err)
+	default:
+		return turn{wait: time.Duration(milliseconds) * time.Millisecond}, nil
+	}
 }
 
 // remove says that something is back.
@@ -92,6 +101,11 @@ func (r *registry) remove(ctx context.Context, e entry) error {
 
 // inTx keeps a statement and its parameters together behind a pooler.
 func (r *registry) inTx(ctx context.Context, do func(ctx context.Context, tx *sql.Tx) error) error {
+	_, err := answered(2*r.timeout, func() (struct{}, error) { return struct{}{}, r.inTxAtOnce(ctx, do) })
+	return err
+}
+
+func (r *registry) inTxAtOnce(ctx context.Context, do func(ctx context.Context, tx *sql.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	tx, err := r.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})

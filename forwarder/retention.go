@@ -133,7 +133,7 @@ func (r *retention) pace(ctx context.Context, batch func(ctx context.Context) er
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	err := batch(bounded)
+	_, err := answered(2*r.timeout, func() (struct{}, error) { return struct{}{}, batch(bounded) })
 	if err == nil {
 		sleep(ctx, time.Since(began), nil)
 	}

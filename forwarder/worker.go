@@ -3,6 +3,8 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -44,18 +46,28 @@ type worker struct {
 	// rehearseUntil is how long settling is tried before a batch is published, in Unix
 	// nanoseconds.
 	rehearseUntil atomic.Int64
+	// publishing says that the publisher is at work.
+	publishing atomic.Bool
+	// another makes a worker that takes the place of this one.
+	another func() *worker
 	// probing says that it tries what is away.
 	probing bool
 	// refused says that a batch failed for want of a privilege. All workers share it.
 	refused *atomic.Bool
 }
 
-// run works until ctx ends. No failure ends it: it waits and tries again.
+// run works until ctx ends. No failure ends it: it waits and tries again. Where the database
+// does not answer at all, another worker takes its place.
 func (w *worker) run(ctx context.Context) {
 	backOff := w.config.newBackOff()
 	for ctx.Err() == nil {
 		began := time.Now()
-		out, err := w.forwardIfPermitted(ctx)
+		out, err := w.turn(ctx)
+		if errors.Is(err, errUnanswered) {
+			w.database.note(databaseTrouble(err), err, 0, began)
+			w.another().run(ctx)
+			return
+		}
 		if err != nil && ctx.Err() != nil && out.claimed == 0 {
 			return // a claim that was given up; whatever else went wrong with it does not matter
 		}
@@ -84,6 +96,33 @@ func (w *worker) run(ctx context.Context) {
 			w.idle(ctx)
 		default:
 			backOff.Reset()
+		}
+	}
+}
+
+// turn gives up a call into the database that does not return. A call into the publisher is
+// waited for: what it still may send must not be sent beside it without an end.
+func (w *worker) turn(ctx context.Context) (outcome, error) {
+	type result struct {
+		out outcome
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, err := w.forwardIfPermitted(ctx)
+		done <- result{out, err}
+	}()
+	for {
+		limit := w.turnLimit()
+		timer := time.NewTimer(limit)
+		select {
+		case r := <-done:
+			timer.Stop()
+			return r.out, r.err
+		case <-timer.C:
+			if !w.publishing.Load() {
+				return outcome{}, fmt.Errorf("%w within %s", errUnanswered, limit)
+			}
 		}
 	}
 }
