@@ -49,7 +49,7 @@ func buryQuery(s schema.Postgres) string {
 			) AS f (seq, spent, error, error_group)
 			WHERE o.seq = f.seq
 			RETURNING o.seq, o.id, o.destination, o.partition_key, o.payload, o.payload_bytes, o.metadata, o.created_at,
-				o.attempts + f.spent AS attempts, f.error, f.error_group
+				least(o.attempts, 2147483646) + f.spent AS attempts, f.error, f.error_group
 		)
 		INSERT INTO ` + s.DeadLetters() + ` (` + kept + `, attempts, error, error_group, blocks, dead_at)
 		SELECT ` + kept + `, attempts, left(error, 10000), error_group, $5::boolean, clock_timestamp() FROM dead ORDER BY seq`

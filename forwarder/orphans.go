@@ -14,34 +14,51 @@ import (
 // maxOrphans bounds what one look for orphans changes.
 const maxOrphans = 1000
 
-// orphansQuery finds units, at most $1, whose first waiting row is parked, with nothing that
-// would let it go on: an operator has deleted or changed the row that it waited for, or it
-// was locked when its turn had come. Rows of the flow before it come first.
+// orphansQuery finds rows, at most $1, that are parked, the first of their units that wait, with
+// nothing that would let them go on: an operator has deleted or changed the row that they waited
+// for, or they were locked when their turn had come.
 func orphansQuery(s schema.Postgres) string {
-	return `SELECT first.unit_hash FROM (
-			SELECT DISTINCT ON (unit_hash) unit_hash, seq, next_attempt_at FROM ` + s.Outbox() + `
+	return `SELECT first.seq, first.unit_hash FROM (
+			SELECT unit_hash, min(seq) AS seq FROM ` + s.Outbox() + ` AS o
 			WHERE next_attempt_at IS NOT NULL
-			ORDER BY unit_hash, seq
+			GROUP BY unit_hash, destination, ` + keyOf(`o`) + `
+			HAVING min(seq) FILTER (WHERE next_attempt_at < 'infinity') IS NULL
+				OR min(seq) FILTER (WHERE next_attempt_at < 'infinity') > min(seq)
 		) AS first
-		WHERE first.next_attempt_at = 'infinity' AND NOT ` + isBlocked(s, `first`) + `
+		WHERE NOT ` + isBlocked(s, `first`) + `
 		LIMIT $1::integer`
 }
 
-// freeLanesQuery leaves of the units $1 those whose lanes are free, and holds these until the
-// end of the transaction: $2 lock base.
+// freeLanesQuery leaves of the rows $1, of the units $2, those whose lanes are free, and holds
+// these until the end of the transaction: $3 lock base.
 func freeLanesQuery(s schema.Postgres) string {
-	return `SELECT unit.hash FROM pg_catalog.unnest($1::integer[]) AS unit (hash)
-		WHERE pg_try_advisory_xact_lock($2::bigint + (unit.hash & (SELECT lanes - 1 FROM ` + s.Settings() + `)))`
+	return `SELECT first.seq, first.hash FROM ROWS FROM (
+			pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::integer[])
+		) AS first (seq, hash)
+		WHERE pg_try_advisory_xact_lock($3::bigint + (first.hash & (SELECT lanes - 1 FROM ` + s.Settings() + `)))`
 }
 
-// soleQuery leaves of the units $1 those with no row in the flow before one that waits.
-func soleQuery(s schema.Postgres) string {
-	return `SELECT unit.hash FROM pg_catalog.unnest($1::integer[]) AS unit (hash)
-		WHERE unit.hash NOT IN (SELECT f.unit_hash FROM ` + s.Outbox() + ` AS f
-			WHERE f.published_at IS NULL AND f.next_attempt_at IS NULL AND f.unit_hash = ANY ($1::integer[])
-				AND f.seq < (SELECT max(w.seq) FROM ` + s.Outbox() + ` AS w
-					WHERE w.next_attempt_at IS NOT NULL AND w.unit_hash = ANY ($1::integer[])))`
+// adoptQuery makes those of the rows $1, of the units $2, due that are parked still, the first
+// of their units that wait, and have no row of the flow before them. The lanes are held by now,
+// and it sees what their last holders did.
+func adoptQuery(s schema.Postgres) string {
+	const sameUnit = `b.unit_hash = o.unit_hash AND b.destination = o.destination AND b.seq < o.seq`
+	return `WITH flow AS MATERIALIZED (
+			SELECT f.seq, f.unit_hash, f.destination, ` + keyOf(`f`) + ` AS key FROM ` + s.Outbox() + ` AS f
+			WHERE f.published_at IS NULL AND f.next_attempt_at IS NULL AND f.unit_hash = ANY ($2::integer[])
+				AND f.seq < (SELECT max(u.seq) FROM pg_catalog.unnest($1::bigint[]) AS u (seq))
+		)
+		UPDATE ` + s.Outbox() + ` AS o SET next_attempt_at = clock_timestamp()
+		FROM (SELECT l.seq FROM ` + s.Outbox() + ` AS l WHERE l.seq = ANY ($1::bigint[]) AND l.next_attempt_at = 'infinity'
+			FOR UPDATE SKIP LOCKED) AS parked
+		WHERE o.seq = parked.seq
+			AND NOT EXISTS (SELECT FROM flow AS b WHERE ` + sameUnit + ` AND b.key = ` + keyOf(`o`) + `)
+			AND NOT EXISTS (SELECT FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at IS NOT NULL
+				AND ` + sameUnit + ` AND ` + keyOf(`b`) + ` = ` + keyOf(`o`) + `)`
 }
+
+// orphans are rows that are parked, and their units.
+type orphans struct{ seqs, units pq.Int64Array }
 
 // adopt has the units of orphans go on.
 func (p *patrol) adopt(ctx context.Context) error {
@@ -57,41 +74,41 @@ func (p *patrol) adoptAtOnce(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
-	units, err := unitsOf(ctx, tx, p.orphansQuery, maxOrphans)
-	if err == nil && len(units) > 0 {
-		units, err = unitsOf(ctx, tx, p.freeLanesQuery, pq.Int64Array(units), p.claimer.lockBase)
+	found, err := readOrphans(ctx, tx, p.orphansQuery, maxOrphans)
+	if err == nil && len(found.seqs) > 0 {
+		found, err = readOrphans(ctx, tx, p.freeLanesQuery, found.seqs, found.units, p.claimer.lockBase)
 	}
-	if err == nil && len(units) > 0 {
-		units, err = unitsOf(ctx, tx, p.soleQuery, pq.Int64Array(units))
-	}
-	if err != nil || len(units) == 0 {
+	if err != nil || len(found.seqs) == 0 {
 		return err
 	}
-	if err := p.settler.promote(ctx, tx, units); err != nil {
-		return err
+	result, err := tx.ExecContext(ctx, p.adoptQuery, found.seqs, found.units)
+	if err != nil {
+		return fmt.Errorf("let parked rows without a first go on: %w", err)
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	p.logger.Info("Rows were parked behind one that is gone, they go on", watermill.LogFields{"units": len(units)})
+	if adopted, err := result.RowsAffected(); err == nil && adopted > 0 {
+		p.logger.Info("Rows were parked behind one that is gone, they go on", watermill.LogFields{"units": adopted})
+	}
 	return nil
 }
 
-func unitsOf(ctx context.Context, tx *sql.Tx, query string, args ...any) (units []int64, err error) {
+func readOrphans(ctx context.Context, tx *sql.Tx, query string, args ...any) (found orphans, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, fmt.Errorf("look for parked rows without a first: %w", err)
+		return orphans{}, fmt.Errorf("look for parked rows without a first: %w", err)
 	}
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
 	for rows.Next() {
-		var unit int64
-		if err := rows.Scan(&unit); err != nil {
-			return nil, fmt.Errorf("look for parked rows without a first: %w", err)
+		var seq, unit int64
+		if err := rows.Scan(&seq, &unit); err != nil {
+			return orphans{}, fmt.Errorf("look for parked rows without a first: %w", err)
 		}
-		units = append(units, unit)
+		found.seqs, found.units = append(found.seqs, seq), append(found.units, unit)
 	}
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("look for parked rows without a first: %w", err)
+		return orphans{}, fmt.Errorf("look for parked rows without a first: %w", err)
 	}
-	return units, nil
+	return found, nil
 }

@@ -31,7 +31,7 @@ type patrol struct {
 	beyondQuery    string
 	orphansQuery   string
 	freeLanesQuery string
-	soleQuery      string
+	adoptQuery     string
 	staleQuery     string
 }
 
@@ -42,8 +42,8 @@ func newPatrol(w *worker) *patrol {
 		beyondQuery:    beyondQuery(w.config.Schema),
 		orphansQuery:   orphansQuery(w.config.Schema),
 		freeLanesQuery: freeLanesQuery(w.config.Schema),
-		soleQuery:      soleQuery(w.config.Schema),
-		staleQuery:     staleQuery(w.config.Schema),
+		adoptQuery:     adoptQuery(w.config.Schema),
+		staleQuery:     staleQuery(w.config),
 	}
 }
 

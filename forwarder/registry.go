@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // registry is the table in which forwarders tell each other, and operators, what is away. So
@@ -38,7 +36,8 @@ func newRegistry(db *sql.DB, cfg Config) *registry {
 		turnQuery: `INSERT INTO ` + table + ` AS a (kind, name, error, next_try_at)
 			VALUES ($1::text, $2::text, left($3::text, 2000), clock_timestamp() + $4::bigint * interval '1 millisecond')
 			ON CONFLICT (kind, name) DO UPDATE
-			SET error = EXCLUDED.error, next_try_at = EXCLUDED.next_try_at, tried_at = clock_timestamp()
+			SET error = EXCLUDED.error, next_try_at = EXCLUDED.next_try_at, tried_at = clock_timestamp(),
+				since = CASE WHEN ` + isStale(cfg, `a`) + ` THEN clock_timestamp() ELSE a.since END
 			WHERE a.next_try_at <= clock_timestamp()
 			RETURNING (extract(epoch FROM clock_timestamp() - a.since) * 1000)::bigint`,
 		othersQuery: `SELECT greatest(0, (extract(epoch FROM next_try_at - clock_timestamp()) * 1000)::bigint)
@@ -125,13 +124,17 @@ func (r *registry) inTxAtOnce(ctx context.Context, do func(ctx context.Context, 
 	return nil
 }
 
-// staleAfter is when an absence that nobody has tried any more is forgotten: the forwarders
-// that knew of it are gone.
-const staleAfter = time.Hour
+// isStale is true for an absence that nobody has tried for much longer than forwarders wait in
+// between: those that knew of it are gone. It may have ended meanwhile, and what begins now is
+// another one.
+func isStale(cfg Config, absence string) string {
+	after := time.Minute + 4*(cfg.RetryMax+cfg.PublishTimeout)
+	return fmt.Sprintf(`%[1]s.tried_at < clock_timestamp() - %[2]d * interval '1 second'
+		AND %[1]s.next_try_at < clock_timestamp() - %[2]d * interval '1 second'`, absence, int(after.Seconds()))
+}
 
-func staleQuery(s schema.Postgres) string {
-	return fmt.Sprintf(`DELETE FROM %s WHERE tried_at < clock_timestamp() - %d * interval '1 second'`,
-		s.Absences(), int(staleAfter.Seconds()))
+func staleQuery(cfg Config) string {
+	return `DELETE FROM ` + cfg.Schema.Absences() + ` AS a WHERE ` + isStale(cfg, `a`)
 }
 
 // dropStale keeps the table as small as what is away.

@@ -28,7 +28,7 @@ type verdict struct {
 	delayed   []failure
 	dead      []failure
 	// freed are the units of which a row that waited is gone.
-	freed []int64
+	freed units
 	// tried are the units whose first row failed alone, in a way that may be the broker's.
 	tried []int64
 }
@@ -42,7 +42,7 @@ func (w *worker) judge(rows []row, done attempted) verdict {
 		v.confirmed = append(v.confirmed, p.confirmed...)
 		v.delayed = append(v.delayed, p.delayed...)
 		v.dead = append(v.dead, p.dead...)
-		v.freed = append(v.freed, p.freed...)
+		v.freed.addAll(p.freed)
 		v.tried = append(v.tried, p.tried...)
 		v.outcome.confirmed += len(p.confirmed)
 		if part.broker == "" {
@@ -120,6 +120,7 @@ func (w *worker) judgePart(p *part) verdict {
 // they must be the message's own fault: where the broker takes others while this one fails
 // again and again. Each then waits longer from time to time, and is a dead letter in the end.
 func (w *worker) convict(p *part) {
+	w.suspects.remember(p)
 	passed := slices.Contains(p.results, nil)
 	if passed || slices.ContainsFunc(p.results, looksAway) {
 		w.suspects.heard(p.broker, passed)
@@ -128,7 +129,7 @@ func (w *worker) convict(p *part) {
 		switch {
 		case !looksAway(err) || errors.Is(err, errBrokerAway):
 		case errors.Is(err, ErrUnavailable) && !p.alone[i]:
-		case w.suspects.failed(p.broker, p.rows[i].seq, passed), passed && !errors.Is(err, ErrUnavailable):
+		case w.suspects.failed(p.broker, p.rows[i].seq, passed):
 			p.results[i] = Refused(err)
 		}
 	}
@@ -137,7 +138,7 @@ func (w *worker) convict(p *part) {
 func (v *verdict) confirm(r row) {
 	v.confirmed = append(v.confirmed, r.seq)
 	if r.waiting {
-		v.freed = append(v.freed, r.unitHash)
+		v.freed.add(r)
 	}
 }
 
@@ -154,7 +155,7 @@ func (v *verdict) fail(maxAttempts int, f failure) {
 func (v *verdict) free(gone []failure) {
 	for _, f := range gone {
 		if f.row.waiting {
-			v.freed = append(v.freed, f.row.unitHash)
+			v.freed.add(f.row)
 		}
 	}
 }
@@ -219,7 +220,7 @@ func (w *worker) tell(v *verdict) {
 	if w.probing { // several tries at once, and nothing to remember
 		return
 	}
-	w.lookSoon = w.lookSoon || len(v.freed) > 0
+	w.lookSoon = w.lookSoon || len(v.freed.hashes) > 0
 	switch {
 	case len(v.tried) == 0, len(w.tried) >= maxTried:
 		w.tried = v.tried
