@@ -81,6 +81,17 @@ OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m -skip
 test-servers: services ## the database part of the tests on the oldest and the newest Postgres, and on an unusual one
 	@$(ADDRESSES); cd internal/embedded && $(OTHER_SERVERS)
 
+# chaos starts servers of its own. CHAOS_SEED repeats the random choices of a run.
+.PHONY: chaos
+chaos: ## break networks, brokers, databases and processes; FORM=all in every way
+	@cd internal/chaos && CHAOS="$(or $(FORM),full)" go test -race -count=1 -timeout=60m -v -run='^TestFaults$$' .
+
+DURATION ?= 30m
+
+.PHONY: soak
+soak: ## as chaos, at random, for DURATION (30m)
+	@cd internal/chaos && CHAOS=soak CHAOS_DURATION='$(DURATION)' go test -race -count=1 -timeout=0 -v -run='^TestFaults$$' .
+
 .PHONY: lint
 lint: ## run the linters
 	@$(CHECK); \

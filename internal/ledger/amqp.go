@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -23,17 +24,43 @@ const (
 
 // AMQP is the Broker at testamqp's address. A destination is a fanout exchange.
 type AMQP struct {
-	uri        string
+	uri                   string
+	forwarders, consumers string
+
+	mu         sync.Mutex
 	connection *amqp091.Connection
 }
 
 // NewAMQP returns the test broker; its connection is closed after the test.
 func NewAMQP(t *testing.T) *AMQP {
 	t.Helper()
-	connection, err := amqp091.Dial(testamqp.URI())
+	a := &AMQP{uri: testamqp.URI()}
+	_, err := a.connect()
 	require.NoError(t, err, "no RabbitMQ: run \"make services\", or set AMQP_URI")
-	t.Cleanup(func() { require.NoError(t, connection.Close()) })
-	return &AMQP{uri: testamqp.URI(), connection: connection}
+	t.Cleanup(func() { _ = a.connection.Close() })
+	return a.Through(a.uri, a.uri)
+}
+
+// Through has forwarders and consumers connect elsewhere, as where something lies in
+// between.
+func (a *AMQP) Through(forwarders, consumers string) *AMQP {
+	a.forwarders, a.consumers = forwarders, consumers
+	return a
+}
+
+// connect returns the connection, a new one where the broker has closed it.
+func (a *AMQP) connect() (*amqp091.Connection, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.connection != nil && !a.connection.IsClosed() {
+		return a.connection, nil
+	}
+	connection, err := amqp091.Dial(a.uri)
+	if err != nil {
+		return nil, fmt.Errorf("connect to RabbitMQ: %w", err)
+	}
+	a.connection = connection
+	return connection, nil
 }
 
 // NewDestination declares an exchange and its record. They are deleted after the test,
@@ -47,7 +74,9 @@ func (a *AMQP) NewDestination(t *testing.T) string {
 
 func (a *AMQP) declare(t *testing.T, name string) {
 	t.Helper()
-	channel, err := a.connection.Channel()
+	connection, err := a.connect()
+	require.NoError(t, err)
+	channel, err := connection.Channel()
 	require.NoError(t, err)
 	require.NoError(t, channel.ExchangeDeclare(name, amqp091.ExchangeFanout, true, false, false, false, nil))
 	testamqp.DeleteExchangeAfter(t, name)
@@ -58,7 +87,9 @@ func (a *AMQP) declare(t *testing.T, name string) {
 }
 
 // Address implements Broker.
-func (a *AMQP) Address() BrokerAddress { return BrokerAddress{Kind: kindAMQP, Hosts: []string{a.uri}} }
+func (a *AMQP) Address() BrokerAddress {
+	return BrokerAddress{Kind: kindAMQP, Hosts: []string{a.forwarders}}
+}
 
 func groupQueue(group string) wmamqp.QueueNameGenerator {
 	return wmamqp.GenerateQueueNameTopicNameWithSuffix(group)
@@ -66,7 +97,7 @@ func groupQueue(group string) wmamqp.QueueNameGenerator {
 
 // Subscriber implements Broker. The group's queue is there once it subscribes, and stays.
 func (a *AMQP) Subscriber(group string) (message.Subscriber, error) {
-	subscriber, err := wmamqp.NewSubscriber(wmamqp.NewDurablePubSubConfig(a.uri, groupQueue(group)), watermill.NopLogger{})
+	subscriber, err := wmamqp.NewSubscriber(wmamqp.NewDurablePubSubConfig(a.consumers, groupQueue(group)), watermill.NopLogger{})
 	if err != nil {
 		return nil, fmt.Errorf("amqp subscriber: %w", err)
 	}
@@ -128,7 +159,11 @@ func (a *AMQP) Unhandled(_ context.Context, group, destination string) (unhandle
 }
 
 func (a *AMQP) withQueue(name string, do func(channel *amqp091.Channel, ready int) error) error {
-	channel, err := a.connection.Channel()
+	connection, err := a.connect()
+	if err != nil {
+		return err
+	}
+	channel, err := connection.Channel()
 	if err != nil {
 		return fmt.Errorf("queue %s: %w", name, err)
 	}

@@ -30,6 +30,8 @@ type book struct {
 	committed  map[string]bool
 	rolledBack map[string]bool
 	commits    []commit
+	failures   []error
+	unanswered int
 }
 
 // commit is when a transaction's COMMIT began and ended, by the book's clock, and the
@@ -62,6 +64,18 @@ func (b *book) rollBack(events []event) {
 	for _, e := range events {
 		b.rolledBack[e.id] = true
 	}
+}
+
+func (b *book) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures = append(b.failures, err)
+}
+
+func (b *book) commitUnanswered() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unanswered++
 }
 
 func (b *book) tick() int64 { return b.clock.Add(1) }

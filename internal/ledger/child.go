@@ -1,11 +1,10 @@
 package ledger
 
 import (
+	"bufio"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"sync/atomic"
 	"time"
@@ -58,7 +57,8 @@ func runChild(encoded string) error {
 		return fmt.Errorf("%s: %w", childVariable, err)
 	}
 	logger := watermill.NewStdLogger(false, false)
-	db, err := sql.Open("postgres", cfg.DSN)
+	points := &points{}
+	db, err := openWithPoints(cfg.DSN, cfg.Schema, points)
 	if err != nil {
 		return err
 	}
@@ -68,6 +68,7 @@ func runChild(encoded string) error {
 		return err
 	}
 	defer pub.Close()
+	pub = pointedPublisher{publisher: pub, points: points}
 	if cfg.DieAfterBatches > 0 {
 		pub = dieAfter(pub, cfg.DieAfterBatches)
 	}
@@ -78,6 +79,12 @@ func runChild(encoded string) error {
 		Workers:      cfg.Forwarder.Workers,
 		BatchSize:    cfg.Forwarder.BatchSize,
 		PollInterval: cfg.Forwarder.PollInterval,
+
+		MaxAttempts:     cfg.Forwarder.MaxAttempts,
+		PublishTimeout:  cfg.Forwarder.PublishTimeout,
+		DatabaseTimeout: cfg.Forwarder.DatabaseTimeout,
+		RetryInitial:    cfg.Forwarder.RetryInitial,
+		RetryMax:        cfg.Forwarder.RetryMax,
 	}, logger)
 	if err != nil {
 		return err
@@ -86,13 +93,16 @@ func runChild(encoded string) error {
 		<-f.Running()
 		fmt.Println(runningLine)
 	}()
-	return f.Run(untilInputEnds())
+	return f.Run(untilInputEnds(points))
 }
 
-func untilInputEnds() context.Context {
+// untilInputEnds does what it is told meanwhile.
+func untilInputEnds(points *points) context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // whatever ends it
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); { // whatever ends it
+			points.obey(lines.Text())
+		}
 		time.AfterFunc(longestStop, func() { os.Exit(exitStuck) })
 		cancel()
 	}()

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -25,6 +26,12 @@ type Config struct {
 	// migrated tables in it. The ledger makes tables of its own beside them.
 	DSN    string
 	Schema schema.Postgres
+	// WriterDSN, ForwarderDSN and ConsumerDSN are where that party connects instead, as
+	// where something lies in between. ForwarderDSN is asked for each replica that starts,
+	// by its number. The ledger itself looks through DSN. Default: DSN.
+	WriterDSN    string
+	ForwarderDSN func(replica int) string
+	ConsumerDSN  string
 
 	Broker Broker
 	// Destinations exist already. Each key belongs to one of them.
@@ -39,6 +46,10 @@ type Config struct {
 	// duplicates are certain.
 	Kills     int
 	SelfKills int
+
+	// Faults does what goes wrong beside the writers, who write until it returns. With
+	// it, writers put up with a database that fails them. Kills come before it.
+	Faults func(ctx context.Context, c *Control) error
 
 	// Writers write until all kills are done, and at least Transactions in total.
 	// Default: 8 writers, 1000 transactions, 20 keys.
@@ -68,7 +79,17 @@ type ForwarderConfig struct {
 	Workers      int
 	BatchSize    int
 	PollInterval time.Duration
+
+	// Their zero values are left to the forwarder's own defaults.
+	MaxAttempts     int
+	PublishTimeout  time.Duration
+	DatabaseTimeout time.Duration
+	RetryInitial    time.Duration
+	RetryMax        time.Duration
 }
+
+// unsettled is the most that one process can have published and not settled.
+func (c ForwarderConfig) unsettled() int { return c.Workers * c.BatchSize }
 
 func (c *Config) setDefaults() error {
 	setDefault(&c.Replicas, 1)
@@ -82,6 +103,11 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.Keys, 20)
 	setDefault(&c.Pace, 5*time.Millisecond)
 	setDefault(&c.Patience, time.Minute)
+	setDefault(&c.WriterDSN, c.DSN)
+	setDefault(&c.ConsumerDSN, c.DSN)
+	if c.ForwarderDSN == nil {
+		c.ForwarderDSN = func(int) string { return c.DSN }
+	}
 	var err error
 	if c.Seed, err = seed(c.Seed); err != nil {
 		return err

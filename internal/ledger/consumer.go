@@ -192,7 +192,9 @@ func (t tables) writeEffect(ctx context.Context, tx *sql.Tx, id string, event co
 func (c *consumer) noteFailure(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		produced, err := h(msg)
-		c.faults.note(err)
+		if c.faults.note(err) && c.config.Faults != nil {
+			pause(msg.Context(), afterFailure) // a database that is away is not asked all the time
+		}
 		return produced, err
 	}
 }
@@ -238,18 +240,20 @@ func (f *faults) next(id string) fault {
 	return fault
 }
 
-func (f *faults) note(err error) {
+// note reports whether err is one that nobody has injected.
+func (f *faults) note(err error) bool {
 	if panicked, ok := errors.AsType[wm.RecoveredPanicError](err); ok {
 		if thrown, ok := panicked.V.(error); ok {
 			err = thrown
 		}
 	}
 	if err == nil || errors.Is(err, errInjected) {
-		return
+		return false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.last = err
+	return true
 }
 
 func (f *faults) lastFailure() error {

@@ -18,15 +18,16 @@ import (
 	"github.com/watermill-outbox/outbox/internal/testkafka"
 )
 
-const (
-	kindKafka       = "kafka"
-	kafkaPartitions = 4
-)
+const kindKafka = "kafka"
+
+// KafkaPartitions is how many a destination must have.
+const KafkaPartitions = 4
 
 // Kafka is the Broker at testkafka's address.
 type Kafka struct {
-	brokers []string
-	client  *kgo.Client
+	brokers               []string
+	forwarders, consumers []string
+	client                *kgo.Client
 }
 
 // NewKafka returns the test broker; its connections are closed after the test.
@@ -35,17 +36,25 @@ func NewKafka(t *testing.T) *Kafka {
 	client, err := kgo.NewClient(kgo.SeedBrokers(testkafka.Brokers()...))
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	return &Kafka{brokers: testkafka.Brokers(), client: client}
+	k := &Kafka{brokers: testkafka.Brokers(), client: client}
+	return k.Through(k.brokers, k.brokers)
+}
+
+// Through has forwarders and consumers connect elsewhere, as where something lies in
+// between: to listeners of the broker that are advertised under these addresses.
+func (k *Kafka) Through(forwarders, consumers []string) *Kafka {
+	k.forwarders, k.consumers = forwarders, consumers
+	return k
 }
 
 // NewDestination creates a topic that is deleted after the test.
 func (k *Kafka) NewDestination(t *testing.T) string {
 	t.Helper()
-	return testkafka.NewTopic(t, kafkaPartitions)
+	return testkafka.NewTopic(t, KafkaPartitions)
 }
 
 // Address implements Broker.
-func (k *Kafka) Address() BrokerAddress { return BrokerAddress{Kind: kindKafka, Hosts: k.brokers} }
+func (k *Kafka) Address() BrokerAddress { return BrokerAddress{Kind: kindKafka, Hosts: k.forwarders} }
 
 // Subscriber implements Broker.
 func (k *Kafka) Subscriber(group string) (message.Subscriber, error) {
@@ -53,7 +62,7 @@ func (k *Kafka) Subscriber(group string) (message.Subscriber, error) {
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Offsets.AutoCommit.Interval = 50 * time.Millisecond // Unhandled waits for it
 	subscriber, err := wmkafka.NewSubscriber(wmkafka.SubscriberConfig{
-		Brokers:               k.brokers,
+		Brokers:               k.consumers,
 		Unmarshaler:           wmkafka.DefaultMarshaler{},
 		OverwriteSaramaConfig: config,
 		ConsumerGroup:         group,
@@ -67,7 +76,7 @@ func (k *Kafka) Subscriber(group string) (message.Subscriber, error) {
 
 // Deliveries implements Broker.
 func (k *Kafka) Deliveries(ctx context.Context, destination string) ([]Delivery, error) {
-	ends, err := testkafka.Ends(ctx, k.client, destination, kafkaPartitions)
+	ends, err := testkafka.Ends(ctx, k.client, destination, KafkaPartitions)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +130,7 @@ func delivery(record *kgo.Record) Delivery {
 
 // Unhandled implements Broker.
 func (k *Kafka) Unhandled(ctx context.Context, group, destination string) (int64, error) {
-	ends, err := testkafka.Ends(ctx, k.client, destination, kafkaPartitions)
+	ends, err := testkafka.Ends(ctx, k.client, destination, KafkaPartitions)
 	if err != nil {
 		return 0, err
 	}

@@ -33,21 +33,20 @@ func Run(ctx context.Context, cfg Config) (report Report, err error) {
 		err = fmt.Errorf("seed %d: %w", cfg.Seed, err)
 	}()
 
-	db, err := openDatabase(cfg)
-	if err != nil {
+	r := &run{config: cfg, tables: newTables(cfg.Schema), book: newBook(), started: time.Now()}
+	if err := r.openDatabases(); err != nil {
 		return Report{}, err
 	}
-	defer db.Close()
-	r := &run{config: cfg, db: db, tables: newTables(cfg.Schema), book: newBook(), started: time.Now()}
+	defer r.closeDatabases()
 	keys := make([]string, cfg.Keys)
 	for i := range keys {
 		keys[i] = keyName(i)
 	}
-	if err := r.tables.create(ctx, db, keys, cfg.InsertDelay); err != nil {
+	if err := r.tables.create(ctx, r.db, keys, cfg.InsertDelay); err != nil {
 		return Report{}, err
 	}
 	r.replicas = newReplicas(cfg, fail)
-	if r.consumer, err = newConsumer(cfg, db, r.tables); err != nil {
+	if r.consumer, err = newConsumer(cfg, r.consumerDB, r.tables); err != nil {
 		return Report{}, err
 	}
 	if err := r.work(ctx, fail); err != nil {
@@ -56,27 +55,48 @@ func Run(ctx context.Context, cfg Config) (report Report, err error) {
 	return r.report(ctx)
 }
 
-// openDatabase keeps a connection for each writer and each message in flight: to make
+// openDatabases keeps a connection for each writer and each message in flight: to make
 // one costs more than what it is used for.
-func openDatabase(cfg Config) (*sql.DB, error) {
-	const messagesInFlight = 16
-	db, err := sql.Open("postgres", cfg.DSN)
-	if err != nil {
-		return nil, fmt.Errorf("ledger: %w", err)
+func (r *run) openDatabases() (err error) {
+	const (
+		messagesInFlight = 16
+		looks            = 4
+	)
+	open := func(dsn string, connections int) *sql.DB {
+		db, openErr := sql.Open("postgres", dsn)
+		if openErr != nil {
+			err = fmt.Errorf("ledger: %w", openErr)
+			return nil
+		}
+		db.SetMaxOpenConns(connections)
+		db.SetMaxIdleConns(connections)
+		return db
 	}
-	db.SetMaxOpenConns(cfg.Writers + messagesInFlight)
-	db.SetMaxIdleConns(cfg.Writers + messagesInFlight)
-	return db, nil
+	r.db = open(r.config.DSN, looks+r.config.Writers)
+	r.writerDB = open(r.config.WriterDSN, r.config.Writers)
+	r.consumerDB = open(r.config.ConsumerDSN, messagesInFlight)
+	return err
+}
+
+func (r *run) closeDatabases() {
+	_ = r.db.Close()
+	_ = r.writerDB.Close()
+	_ = r.consumerDB.Close()
 }
 
 type run struct {
-	config   Config
-	db       *sql.DB
+	config Config
+	// db is the ledger's own, the others are those of the parties.
+	db, writerDB, consumerDB *sql.DB
+
 	tables   tables
 	book     *book
 	replicas *replicas
 	consumer *consumer
 	started  time.Time
+	// hit is how many processes faults have hit, but for kills: one that hits all counts
+	// them all.
+	hit int
 
 	deliveries []Delivery
 }
@@ -112,18 +132,21 @@ func (r *run) work(ctx context.Context, fail context.CancelCauseFunc) (err error
 // write has the writers write. Meanwhile replicas are killed, spread over the whole
 // time, and in the middle of it the consumer restarts.
 func (r *run) write(ctx context.Context, fail func(error)) error {
-	writers, err := startWriters(ctx, r.config, r.db, r.tables, r.book, fail)
+	writers, err := r.startWriters(ctx, fail)
 	if err != nil {
 		return err
 	}
 	defer writers.stop()
 	kills := r.config.Kills
 	steps := max(1, kills)
+	if r.config.Faults != nil {
+		steps = kills
+	}
 	for step := range steps {
 		if err := writers.reach(ctx, (step+1)*r.config.Transactions/(steps+1)); err != nil {
 			return err
 		}
-		if step == steps/2 {
+		if step == steps/2 && r.config.Faults == nil {
 			if err := r.consumer.restart(ctx); err != nil {
 				return err
 			}
@@ -137,6 +160,11 @@ func (r *run) write(ctx context.Context, fail func(error)) error {
 	if err := r.replicas.awaitMortals(ctx); err != nil {
 		return err
 	}
+	if r.config.Faults != nil {
+		if err := r.config.Faults(ctx, &Control{run: r, writers: writers}); err != nil {
+			return fmt.Errorf("ledger: faults: %w", err)
+		}
+	}
 	return writers.reach(ctx, r.config.Transactions)
 }
 
@@ -145,6 +173,9 @@ func (r *run) drain(ctx context.Context) error {
 	var waiting []string
 	err := await(ctx, r.config.Patience, func() (empty bool, err error) {
 		waiting, err = r.tables.waiting(ctx, r.db)
+		if err != nil && r.config.Faults != nil && ctx.Err() == nil {
+			return false, nil // a connection from before a restart; the next one is new
+		}
 		return len(waiting) == 0, err
 	})
 	if err == nil || ctx.Err() != nil {

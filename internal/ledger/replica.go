@@ -17,9 +17,10 @@ import (
 type replica struct {
 	number  int
 	cmd     *exec.Cmd
-	stdin   io.Closer
+	stdin   io.WriteCloser
 	log     log
 	running chan struct{} // closed once the forwarder runs
+	halted  chan struct{} // says that it has halted where it was told to
 	done    chan struct{} // closed once the process is gone
 	err     error         // what came of it; read after done
 }
@@ -33,7 +34,7 @@ func startReplica(ctx context.Context, number int, cfg childConfig) (*replica, e
 	if err != nil {
 		return nil, fmt.Errorf("replica %d: %w", number, err)
 	}
-	r := &replica{number: number, running: make(chan struct{}), done: make(chan struct{})}
+	r := &replica{number: number, running: make(chan struct{}), halted: make(chan struct{}, 1), done: make(chan struct{})}
 	r.cmd = exec.CommandContext(ctx, program)
 	r.cmd.Env = append(os.Environ(), childVariable+"="+string(encoded))
 	r.cmd.Stderr = &r.log
@@ -57,8 +58,11 @@ func startReplica(ctx context.Context, number int, cfg childConfig) (*replica, e
 func (r *replica) watch(stdout io.Reader) {
 	defer close(r.done)
 	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		if lines.Text() == runningLine {
+		switch lines.Text() {
+		case runningLine:
 			close(r.running)
+		case haltedLine:
+			r.halted <- struct{}{}
 		}
 	}
 	r.err = r.cmd.Wait()

@@ -25,6 +25,7 @@ type replicas struct {
 	all      []*replica
 	mortal   map[*replica]bool
 	killed   map[*replica]bool
+	frozen   map[*replica]bool
 	stopping bool
 	died     int
 }
@@ -35,7 +36,6 @@ func newReplicas(cfg Config, fail func(error)) *replicas {
 	return &replicas{
 		config: cfg,
 		child: childConfig{
-			DSN:       cfg.DSN,
 			Schema:    cfg.Schema,
 			Forwarder: cfg.Forwarder,
 		},
@@ -43,6 +43,7 @@ func newReplicas(cfg Config, fail func(error)) *replicas {
 		rand:   cfg.random(partReplicas),
 		mortal: map[*replica]bool{},
 		killed: map[*replica]bool{},
+		frozen: map[*replica]bool{},
 	}
 }
 
@@ -62,6 +63,7 @@ func (rs *replicas) startOne(ctx context.Context, mortal bool) error {
 		return nil // nobody would stop it
 	}
 	child := rs.child
+	child.DSN = rs.config.ForwarderDSN(len(rs.all))
 	child.Broker = rs.config.Broker.Address() // it may be another one by now
 	if mortal {
 		child.DieAfterBatches = 1 + rs.rand.Int64N(5)
@@ -115,9 +117,13 @@ func (rs *replicas) kill(ctx context.Context) error {
 	if !pause(ctx, time.Duration(rs.rand.Int64N(int64(longestLife)))) {
 		return context.Cause(ctx)
 	}
+	return rs.killNow(victim)
+}
+
+func (rs *replicas) killNow(victim *replica) error {
 	rs.mu.Lock()
 	rs.killed[victim] = true
-	err = victim.cmd.Process.Kill()
+	err := victim.cmd.Process.Kill()
 	rs.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("ledger: kill replica %d: %w", victim.number, err)
@@ -134,7 +140,7 @@ func (rs *replicas) awaitVictim(ctx context.Context) (*replica, error) {
 		defer rs.mu.Unlock()
 		var candidates []*replica
 		for _, r := range rs.all {
-			if r.isRunning() && !rs.mortal[r] {
+			if r.isRunning() && !rs.mortal[r] && !rs.killed[r] && !rs.frozen[r] {
 				candidates = append(candidates, r)
 			}
 		}

@@ -27,13 +27,18 @@ type Report struct {
 	// Deliveries lie in the broker, Duplicates of them are repetitions.
 	Deliveries int
 	Duplicates int
-	// MaxDuplicates is workers × batch for each replica that was killed: what one
-	// process can have published and not settled.
+	// MaxDuplicates is workers × batch, what one process can have published and not
+	// settled, for each replica that was killed, and for as many as each other fault
+	// has hit.
 	MaxDuplicates int
 	// Kills is how many replicas died, SelfKills of them between publish and settle.
 	Kills       int
 	SelfKills   int
 	DeadLetters int
+	// FailedWrites are transactions that the database failed, UnansweredCommits those
+	// whose COMMIT nobody answered although it took place.
+	FailedWrites      int
+	UnansweredCommits int
 	// ForwarderErrors is what the replicas logged as such: no violation, but of
 	// interest where nothing but kills went wrong.
 	ForwarderErrors []string
@@ -74,24 +79,25 @@ func (r *run) report(ctx context.Context) (Report, error) {
 	if err := r.replicas.races(); err != nil {
 		return Report{}, err
 	}
-	unsettled := r.config.Forwarder.Workers * r.config.Forwarder.BatchSize // at most, in one process
 	return Report{
-		Seed:            r.config.Seed,
-		Elapsed:         time.Since(r.started),
-		Transactions:    len(r.book.commits),
-		Committed:       len(f.committed),
-		RolledBack:      len(r.book.rolledBack),
-		Crossings:       r.book.crossings(),
-		Deliveries:      len(f.deliveries),
-		Duplicates:      f.duplicates(),
-		MaxDuplicates:   r.replicas.died * unsettled,
-		Kills:           r.replicas.died,
-		SelfKills:       r.config.SelfKills,
-		ForwarderErrors: r.replicas.errors(),
-		DeadLetters:     len(f.dead),
-		Dropped:         int(r.consumer.duplicates.Load()),
-		FailedHandlers:  r.consumer.faults.injected,
-		Violations:      f.verdict(),
+		Seed:              r.config.Seed,
+		Elapsed:           time.Since(r.started),
+		Transactions:      len(r.book.commits),
+		Committed:         len(f.committed),
+		RolledBack:        len(r.book.rolledBack),
+		Crossings:         r.book.crossings(),
+		Deliveries:        len(f.deliveries),
+		Duplicates:        f.duplicates(),
+		MaxDuplicates:     (r.replicas.died + r.hit) * r.config.Forwarder.unsettled(),
+		Kills:             r.replicas.died,
+		SelfKills:         r.config.SelfKills,
+		ForwarderErrors:   r.replicas.errors(),
+		DeadLetters:       len(f.dead),
+		FailedWrites:      len(r.book.failures),
+		UnansweredCommits: r.book.unanswered,
+		Dropped:           int(r.consumer.duplicates.Load()),
+		FailedHandlers:    r.consumer.faults.injected,
+		Violations:        f.verdict(),
 	}, nil
 }
 
@@ -160,7 +166,8 @@ func (r Report) Errors() (lines []string) {
 		}
 	}
 	if r.Duplicates > r.MaxDuplicates {
-		lines = append(lines, fmt.Sprintf("duplicates: %d, at most %d are explained by %d kills", r.Duplicates, r.MaxDuplicates, r.Kills))
+		lines = append(lines, fmt.Sprintf("duplicates: %d, at most %d are explained by %d kills and what else went wrong",
+			r.Duplicates, r.MaxDuplicates, r.Kills))
 	}
 	if r.SelfKills > 0 && r.Duplicates == 0 {
 		lines = append(lines, "duplicates: none, although replicas died between publish and settle")
@@ -174,11 +181,11 @@ func (r Report) String() string {
 	return fmt.Sprintf(
 		`seed=%d elapsed=%s transactions=%d committed=%d rolled_back=%d crossings=%d
 kills=%d (%d between publish and settle) forwarder_errors=%d deliveries=%d duplicates=%d (at most %d) dead_letters=%d
-dropped_by_inbox=%d failed_handlers=%d
+dropped_by_inbox=%d failed_handlers=%d failed_writes=%d unanswered_commits=%d
 lost=%d phantoms=%d out_of_order=%d altered=%d missing_effects=%d double_effects=%d wrong_balances=%d`,
 		r.Seed, r.Elapsed.Round(time.Millisecond), r.Transactions, r.Committed, r.RolledBack, r.Crossings,
 		r.Kills, r.SelfKills, len(r.ForwarderErrors), r.Deliveries, r.Duplicates, r.MaxDuplicates, r.DeadLetters,
-		r.Dropped, r.FailedHandlers,
+		r.Dropped, r.FailedHandlers, r.FailedWrites, r.UnansweredCommits,
 		len(v.Lost), len(v.Phantoms), len(v.OutOfOrder), len(v.Altered), len(v.MissingEffects), len(v.DoubleEffects), len(v.WrongBalances))
 }
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,8 +31,10 @@ const mostEvents = 3
 
 // writers are the services that write to the outbox.
 type writers struct {
-	config    Config
-	db        *sql.DB
+	config Config
+	db     *sql.DB
+	// ledgerDB tells what became of a COMMIT that was not answered.
+	ledgerDB  *sql.DB
 	tables    tables
 	book      *book
 	publisher *outbox.Publisher
@@ -40,15 +44,18 @@ type writers struct {
 	count  atomic.Int64
 }
 
-func startWriters(ctx context.Context, cfg Config, db *sql.DB, t tables, b *book, fail func(error)) (*writers, error) {
-	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: cfg.Schema}, nil)
+func (r *run) startWriters(ctx context.Context, fail func(error)) (*writers, error) {
+	publisher, err := outbox.NewPublisher(outbox.PublisherConfig{Schema: r.config.Schema}, nil)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w := &writers{config: cfg, db: db, tables: t, book: b, publisher: publisher, cancel: cancel}
-	for i := range cfg.Writers {
-		one := &writer{writers: w, name: fmt.Sprintf("w%d", i), rand: cfg.random(uint64(i))}
+	w := &writers{
+		config: r.config, db: r.writerDB, ledgerDB: r.db,
+		tables: r.tables, book: r.book, publisher: publisher, cancel: cancel,
+	}
+	for i := range r.config.Writers {
+		one := w.newWriter(fmt.Sprintf("w%d", i), uint64(i))
 		w.done.Go(func() {
 			if err := one.run(ctx); err != nil {
 				fail(fmt.Errorf("ledger: writer %s: %w", one.name, err))
@@ -74,6 +81,10 @@ func (w *writers) stop() {
 	w.done.Wait()
 }
 
+func (w *writers) newWriter(name string, part uint64) *writer {
+	return &writer{writers: w, name: name, rand: w.config.random(part)}
+}
+
 type writer struct {
 	*writers
 
@@ -81,12 +92,18 @@ type writer struct {
 	rand   *rand.Rand
 	serial int64
 	solo   int64
+	// written is what the transaction at hand has written.
+	written []event
 }
 
 func (w *writer) run(ctx context.Context) error {
 	for pause(ctx, time.Duration(w.rand.Int64N(int64(2*w.config.Pace)))) {
+		w.written = nil
 		if err := w.transaction(context.WithoutCancel(ctx)); err != nil {
-			return err
+			if err := w.tolerate(ctx, err); err != nil {
+				return err
+			}
+			continue
 		}
 		w.count.Add(1)
 	}
@@ -135,7 +152,9 @@ func (w *writer) commit(ctx context.Context, tx *sql.Tx, events []event) error {
 	}
 	c.began = w.book.tick()
 	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("commit: %w", err)
+		if err := w.resolve(ctx, events[0], fmt.Errorf("commit: %w", err)); err != nil {
+			return err
+		}
 	}
 	c.ended = w.book.tick()
 	w.book.commit(c, events)
@@ -185,16 +204,15 @@ func (w *writer) takeBack(ctx context.Context, tx *sql.Tx, key int) error {
 func (w *writer) change(ctx context.Context, tx *sql.Tx, number int) ([]event, error) {
 	key := keyName(number)
 	count := 1 + w.rand.IntN(mostEvents)
-	var last int64
-	err := tx.QueryRowContext(ctx, `UPDATE `+w.tables.aggregates+` SET n = n + $2 WHERE key = $1 RETURNING n`, key, count).Scan(&last)
+	last, err := w.lockAggregate(ctx, tx, key, count)
 	if err != nil {
-		return nil, fmt.Errorf("lock aggregate: %w", err)
+		return nil, err
 	}
 	inSQL := w.chance(inPlainSQL)
 	events := make([]event, count)
 	for i := range events {
 		events[i] = w.newEvent(event{
-			destination:  w.config.Destinations[number%len(w.config.Destinations)],
+			destination:  w.destinationOf(number),
 			partitionKey: key,
 			key:          key,
 			n:            last - int64(count-1-i),
@@ -208,6 +226,19 @@ func (w *writer) change(ctx context.Context, tx *sql.Tx, number int) ([]event, e
 		return events, w.insertKeyed(ctx, tx, events)
 	}
 	return events, w.publish(ctx, tx, events)
+}
+
+// lockAggregate returns the number of the last of so many events.
+func (w *writer) lockAggregate(ctx context.Context, tx *sql.Tx, key string, count int) (last int64, err error) {
+	err = tx.QueryRowContext(ctx, `UPDATE `+w.tables.aggregates+` SET n = n + $2 WHERE key = $1 RETURNING n`, key, count).Scan(&last)
+	if err != nil {
+		return 0, fmt.Errorf("lock aggregate: %w", err)
+	}
+	return last, nil
+}
+
+func (w *writer) destinationOf(aggregate int) string {
+	return w.config.Destinations[aggregate%len(w.config.Destinations)]
 }
 
 // writeSolo is mission.md's producer: three columns, and each event a unit of its own.
@@ -274,10 +305,15 @@ func (w *writer) publish(ctx context.Context, tx *sql.Tx, events []event) error 
 
 // newEvent notes the event in the book before the database hears of it.
 func (w *writer) newEvent(e event, binary bool) event {
+	e.payload = w.newPayload(e.key, e.n, w.rand.IntN(200), binary)
+	return w.noteEvent(e)
+}
+
+func (w *writer) noteEvent(e event) event {
 	w.serial++
 	e.id = fmt.Sprintf("%s-%d", w.name, w.serial)
-	e.payload = w.newPayload(e.key, e.n, binary)
 	w.book.write(e)
+	w.written = append(w.written, e)
 	return e
 }
 
@@ -296,9 +332,9 @@ type content struct {
 	Filler string
 }
 
-func (w *writer) newPayload(key string, n int64, binary bool) []byte {
+func (w *writer) newPayload(key string, n int64, size int, binary bool) []byte {
 	const awkward = `\\n\u00e9"é\` + "\n\t\u2028"
-	filler := awkward + fmt.Sprintf("%*d", 1+w.rand.IntN(200), n)
+	filler := awkward + strings.Repeat(" ", size) + strconv.FormatInt(n, 10)
 	payload, err := json.Marshal(content{Key: key, N: n, Filler: filler})
 	if err != nil {
 		panic(err) // strings and numbers always marshal

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox/internal/testdb"
+	"github.com/watermill-outbox/outbox/internal/testpgbouncer"
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -145,7 +146,7 @@ func throughProxy(t *testing.T, dsn string) string {
 	t.Helper()
 	parsed, err := url.Parse(dsn)
 	require.NoError(t, err)
-	parsed.Host = startProxy(t, net.JoinHostPort(parsed.Hostname(), parsed.Port()))
+	parsed.Host = testpgbouncer.StartProxy(t, net.JoinHostPort(parsed.Hostname(), parsed.Port()))
 	return parsed.String()
 }
 

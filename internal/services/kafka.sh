@@ -2,7 +2,9 @@
 # Starts or stops the Apache Kafka of the tests: kafka.sh start|stop. One node,
 # broker at 127.0.0.1:$SERVICES_KAFKA_PORT (29092), controller at the port after
 # it, then the listeners with TLS and SASL. If KAFKA_BROKERS is set, those are asked
-# for a sign of life instead, and none is started.
+# for a sign of life instead, and none is started. If SERVICES_KAFKA_PROXIES lists
+# ports, one listener for each follows, that is advertised at its port: for proxies of a
+# test, which lead back to them.
 service=kafka
 # shellcheck source=internal/services/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,6 +15,20 @@ controller_port=$((port + 1))
 
 # The names of the listeners stand in server.properties, too.
 secure_listeners=TLS://127.0.0.1:$((port + 2)),MTLS://127.0.0.1:$((port + 3)),SASL://127.0.0.1:$((port + 4)),SASLTLS://127.0.0.1:$((port + 5))
+
+# make_proxied_listeners sets what is added to the settings of the listeners, for each
+# port that a proxy has.
+make_proxied_listeners() {
+  local proxy name listens=$((port + 6))
+  proxied_listeners='' proxied_advertised='' proxied_protocols=''
+  for proxy in ${SERVICES_KAFKA_PROXIES:-}; do
+    name=PROXIED$listens
+    proxied_listeners+=,$name://127.0.0.1:$listens
+    proxied_advertised+=,$name://127.0.0.1:$proxy
+    proxied_protocols+=,$name:PLAINTEXT
+    listens=$((listens + 1))
+  done
+}
 
 # 16 bytes in base64, as Kafka wants it: "watermill-outbox". By it a running server
 # is known as ours.
@@ -140,6 +156,7 @@ is_ours_here() { grep -qF "PLAINTEXT://$address," "$home/server.properties"; }
 start() {
   local advice="install a Java runtime (17 or newer), Maven and openssl, or set KAFKA_BROKERS to the addresses of a Kafka"
   local java pid hash home=$state/kafka jars data tls config properties jvm
+  local proxied_listeners proxied_advertised proxied_protocols
 
   if [[ -n ${KAFKA_BROKERS:-} ]]; then
     check_users_server
@@ -186,6 +203,10 @@ start() {
   properties=${properties//@PORT@/"$port"}
   properties=${properties//@CONTROLLER_PORT@/"$controller_port"}
   properties=${properties//@SECURE_LISTENERS@/"$secure_listeners"}
+  make_proxied_listeners
+  properties=${properties//@PROXIED_LISTENERS@/"$proxied_listeners"}
+  properties=${properties//@PROXIED_ADVERTISED@/"$proxied_advertised"}
+  properties=${properties//@PROXIED_PROTOCOLS@/"$proxied_protocols"}
   properties=${properties//@TLS@/"$tls"}
   properties=${properties//@DATA@/"$data"}
   printf '%s\n' "$properties" >"$config"

@@ -4,7 +4,8 @@
 # connects to the Postgres of postgres.sh, or to that of POSTGRES_DSN, as that one's
 # user: the database outbox to the same database, any other to the one of its name. If
 # PGBOUNCER_DSN is set, that one is asked for a sign of life instead, and none is
-# started.
+# started. SERVICES_PGBOUNCER_POOL is how many server connections a database has, in place
+# of those of settings.ini.
 service=pgbouncer
 # shellcheck source=internal/services/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -89,6 +90,7 @@ unix_socket_dir =
 server_tls_sslmode = $sslmode
 
 $(<"$here/pgbouncer/settings.ini")
+${SERVICES_PGBOUNCER_POOL:+default_pool_size = $SERVICES_PGBOUNCER_POOL}
 SETTINGS
 }
 

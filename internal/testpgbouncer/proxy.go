@@ -1,4 +1,5 @@
-package pgbouncertest_test
+// Package testpgbouncer keeps the tests' PgBouncer from ending itself.
+package testpgbouncer
 
 import (
 	"encoding/binary"
@@ -25,9 +26,10 @@ type proxy struct {
 	served sync.WaitGroup
 }
 
-// startProxy returns the proxy's address. It is closed after the test, with all
+// StartProxy starts a proxy that leads to the PgBouncer at target, without requests to
+// cancel, and returns the proxy's address. It is closed after the test, with all
 // connections.
-func startProxy(t *testing.T, target string) (address string) {
+func StartProxy(t *testing.T, target string) (address string) {
 	t.Helper()
 	var listen net.ListenConfig
 	listener, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -1,0 +1,80 @@
+package chaos_test
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-outbox/outbox/internal/embedded"
+	"github.com/watermill-outbox/outbox/internal/ledger"
+	"github.com/watermill-outbox/outbox/internal/testdb"
+)
+
+func databaseFaults() []scenario {
+	return []scenario{
+		{name: "Postgres restarted, fast", short: true, prepare: atLeisure, faults: restarted("postgres.sh")},
+		{name: "Postgres restarted, immediate", prepare: atLeisure, faults: func(ctx context.Context, w *world, c *ledger.Control) error {
+			return w.bounce(ctx, c, "postgres.sh", func() error { return w.servers.signal(ctx, "postgres.sh", syscall.SIGQUIT) })
+		}},
+		{name: "all backends terminated", faults: backendsTerminated},
+		{name: "default_transaction_isolation serializable", settings: []string{"default_transaction_isolation = 'serializable'"}, faults: backendsTerminated},
+		{name: "default_transaction_isolation repeatable read", settings: []string{"default_transaction_isolation = 'repeatable read'"}, faults: backendsTerminated},
+		{name: "idle_in_transaction_session_timeout 1 s", settings: []string{"idle_in_transaction_session_timeout = '1s'"}, prepare: patientPublisher, faults: brokerTakesTwoSeconds},
+		{name: "statement_timeout 1 s", settings: []string{"statement_timeout = '1s'"}, prepare: patientPublisher, faults: brokerTakesTwoSeconds},
+		{name: "errors in German", variants: []variant{{kafka, 4, false}}, prepare: germanServer, faults: backendsTerminated},
+	}
+}
+
+// backendsTerminated ends every session of the database but the ledger's question.
+func backendsTerminated(ctx context.Context, w *world, c *ledger.Control) error {
+	for _, share := range []float64{0.2, 0.4, 0.6, 0.8} {
+		if err := c.Reach(ctx, share); err != nil {
+			return err
+		}
+		c.HitAll()
+		_, err := w.db.ExecContext(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patientPublisher leaves a batch more time than what the database's settings allow.
+func patientPublisher(w *world) { w.config.Forwarder.PublishTimeout = 20 * time.Second }
+
+// brokerTakesTwoSeconds is longer than a second for the transaction of a batch, and no
+// longer than PublishTimeout: nothing is sent twice for it.
+func brokerTakesTwoSeconds(ctx context.Context, w *world, c *ledger.Control) error {
+	if err := c.Reach(ctx, 0.3); err != nil {
+		return err
+	}
+	mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"latency", down, map[string]any{"latency": 1500}})
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, 5*time.Second); err != nil {
+		return err
+	}
+	if err := mend(ctx); err != nil {
+		return err
+	}
+	return c.AwaitForwarded(ctx)
+}
+
+// germanServer: whoever goes by the text of an error does not understand it.
+func germanServer(w *world) {
+	w.t.Helper()
+	const german = "de_DE.UTF-8"
+	server, err := embedded.StartPostgres(w.t.Context(), embedded.PostgresConfig{Locale: german})
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { require.NoError(w.t, server.Close()) })
+	w.db = &testdb.DB{DB: testdb.Open(w.t, "postgres", server.DSN()), DSN: server.DSN()}
+	_, err = w.db.ExecContext(w.t.Context(), `ALTER ROLE ALL SET lc_messages = '`+german+`'`)
+	require.NoError(w.t, err)
+	w.useDatabase(server.DSN())
+	require.NoError(w.t, w.db.Schema.Migrate(w.t.Context(), w.db.DB))
+}

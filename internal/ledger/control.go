@@ -1,0 +1,145 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Control is what Config.Faults has in hand. It is for one goroutine.
+type Control struct {
+	run     *run
+	writers *writers
+	extra   *writer
+}
+
+// Reach waits until so much of Config.Transactions is written: 0.5 is half of it.
+func (c *Control) Reach(ctx context.Context, share float64) error {
+	return c.writers.reach(ctx, int(share*float64(c.run.config.Transactions)))
+}
+
+// Written is how many transactions were made so far.
+func (c *Control) Written() int { return int(c.writers.count.Load()) }
+
+// WriteMore waits until so many transactions more were made.
+func (c *Control) WriteMore(ctx context.Context, transactions int) error {
+	return c.writers.reach(ctx, c.Written()+transactions)
+}
+
+// Hit says that a fault has hit so many forwarder processes, each of which may have
+// published what it could not settle. Kills are counted without it.
+func (c *Control) Hit(processes int) { c.run.hit += processes }
+
+// HitAll is Hit of all replicas.
+func (c *Control) HitAll() { c.Hit(c.run.config.Replicas) }
+
+// Kill kills a replica at a random moment of its life. Another takes its place.
+func (c *Control) Kill(ctx context.Context) error { return c.run.replicas.kill(ctx) }
+
+// KillAt kills a replica when it comes to that point, and returns when it is dead.
+func (c *Control) KillAt(ctx context.Context, at Point) error { return c.run.replicas.killAt(ctx, at) }
+
+// FreezeAt stops a replica, all of its process, when it comes to that point: it keeps
+// its connections, says nothing any more, and answers nothing. It counts as hit.
+func (c *Control) FreezeAt(ctx context.Context, at Point) (*Frozen, error) {
+	r, err := c.run.replicas.freezeAt(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	c.Hit(1)
+	return &Frozen{replicas: c.run.replicas, replica: r}, nil
+}
+
+// AwaitForwarded waits until everything that waits in the outbox now has left it. What
+// is written meanwhile does not count.
+func (c *Control) AwaitForwarded(ctx context.Context) error {
+	var last int64
+	query := `SELECT coalesce(max(seq), 0) FROM ` + c.run.tables.outbox
+	if err := c.run.db.QueryRowContext(ctx, query).Scan(&last); err != nil {
+		return fmt.Errorf("ledger: %s: %w", query, err)
+	}
+	left := 0
+	err := await(ctx, c.run.config.Patience, func() (bool, error) {
+		query := `SELECT count(*) FROM ` + c.run.tables.outbox + ` WHERE seq <= $1 AND published_at IS NULL`
+		err := c.run.db.QueryRowContext(ctx, query, last).Scan(&left)
+		return err == nil && left == 0, err
+	})
+	if err != nil {
+		return fmt.Errorf("ledger: %d rows are not forwarded: %w%s", left, err, c.run.replicas.logs())
+	}
+	return nil
+}
+
+// Frozen is a replica that neither works nor ends. One of Thaw and Kill must be called.
+type Frozen struct {
+	replicas *replicas
+	replica  *replica
+}
+
+// Thaw lets the replica go on as if no time had passed.
+func (f *Frozen) Thaw() error {
+	f.replicas.mu.Lock()
+	delete(f.replicas.frozen, f.replica)
+	f.replicas.mu.Unlock()
+	if err := thaw(f.replica.cmd.Process); err != nil {
+		return fmt.Errorf("ledger: thaw replica %d: %w", f.replica.number, err)
+	}
+	return f.replica.tell(goOnCommand)
+}
+
+// Kill ends the replica. Another takes its place.
+func (f *Frozen) Kill() error { return f.replicas.killNow(f.replica) }
+
+func (r *replica) tell(command string) error {
+	if _, err := io.WriteString(r.stdin, command+"\n"); err != nil {
+		return fmt.Errorf("ledger: tell replica %d: %w", r.number, err)
+	}
+	return nil
+}
+
+// killAt: the replica may be killed by others meanwhile, and is dead all the same.
+func (rs *replicas) killAt(ctx context.Context, at Point) error {
+	victim, err := rs.awaitVictim(ctx)
+	if err != nil {
+		return err
+	}
+	rs.mu.Lock()
+	rs.killed[victim] = true
+	rs.mu.Unlock()
+	if err := victim.tell(killCommand + string(at)); err != nil {
+		return err
+	}
+	return rs.awaitPoint(ctx, victim, at, victim.done)
+}
+
+func (rs *replicas) freezeAt(ctx context.Context, at Point) (*replica, error) {
+	r, err := rs.awaitVictim(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.tell(haltCommand + string(at)); err != nil {
+		return nil, err
+	}
+	if err := rs.awaitPoint(ctx, r, at, r.halted); err != nil {
+		return nil, err
+	}
+	if err := freeze(r.cmd.Process); err != nil {
+		return nil, fmt.Errorf("ledger: freeze replica %d: %w", r.number, err)
+	}
+	rs.mu.Lock()
+	rs.frozen[r] = true
+	rs.mu.Unlock()
+	return r, nil
+}
+
+func (rs *replicas) awaitPoint(ctx context.Context, r *replica, at Point, reached <-chan struct{}) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, rs.config.Patience, errors.New("it has not come there"))
+	defer cancel()
+	select {
+	case <-reached:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("ledger: replica %d, %s: %w; its log:\n%s", r.number, at, context.Cause(ctx), r.log.tail())
+	}
+}
