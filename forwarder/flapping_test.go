@@ -28,7 +28,7 @@ type flapping struct {
 }
 
 func newFlapping(seed uint64, up float64) *flapping {
-	return &flapping{random: rand.New(rand.NewPCG(seed, 0)), up: up, ids: map[string]int{}} //nolint:gosec // repeatable
+	return &flapping{random: rand.New(rand.NewPCG(seed, 0)), up: up, ids: map[string]int{}}
 }
 
 func (f *flapping) fails() bool {

@@ -57,9 +57,9 @@ func (m *model) roll(n int) int {
 }
 
 func (m *model) PublishBatch(ctx context.Context, msgs []Outgoing) []error {
-	return Waves(ctx, msgs, func(_ context.Context, wave []Outgoing) []error {
+	return Waves(ctx, msgs, func(ctx context.Context, wave []Outgoing) []error {
 		if m.roll(20) == 0 { // slow enough for others to come in between
-			time.Sleep(time.Duration(m.roll(10)) * time.Millisecond)
+			sleep(ctx, time.Duration(m.roll(10))*time.Millisecond, nil)
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -157,7 +157,8 @@ func (s *simulation) config() Config {
 // forwarder is a replica, of which the patrol comes more often than it does otherwise.
 func (s *simulation) forwarder(ctx context.Context) {
 	f, err := New(s.db.DB, s.model, s.config(), nil)
-	if !assert.NoError(s.t, err) {
+	if err != nil {
+		s.t.Errorf("new forwarder: %v", err)
 		return
 	}
 	version, err := f.waitForDatabase(ctx)
@@ -367,7 +368,7 @@ func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPol
 	s := &simulation{
 		t: t, db: db, ordering: ordering, policy: policy, deleted: map[Unit]map[int]bool{},
 		model: &model{
-			random: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // repeatable
+			random: rand.New(rand.NewPCG(seed, 0)),
 			away:   map[string]bool{}, first: map[Unit][]delivery{}, seen: map[Unit]map[int]bool{},
 		},
 	}
@@ -395,7 +396,8 @@ func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPol
 	s.model.set(func() { s.model.calm = true })
 	unblocked := time.Now()
 	left := -1
-	for deadline := time.Now().Add(20 * time.Second); left != 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); left != 0 && time.Now().Before(deadline); {
+		sleep(t.Context(), 10*time.Millisecond, nil)
 		if policy == Block {
 			_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.DeadLetters()+` SET blocks = false WHERE blocks`)
 			require.NoError(t, err)
