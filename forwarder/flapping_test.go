@@ -105,7 +105,7 @@ func TestFlappingBrokerConvictsNoMessage(t *testing.T) {
 					for range replicas {
 						start(t, db, publisher(f), fast(forwarder.Config{Settlement: forwarder.MarkPublished, MaxAttempts: 3, BatchSize: 50}))
 					}
-					deadline := time.Now().Add(4 * time.Second)
+					deadline := time.Now().Add(2 * time.Second)
 					eventually(t, func() bool {
 						_, published := f.counts()
 						return published == rows || time.Now().After(deadline)

@@ -38,13 +38,25 @@ type scenario struct {
 var everywhere = []variant{{kafka, 1, false}, {rabbitmq, 4, true}}
 
 func scenarios() []scenario {
-	all := slices.Concat(tcpFaults(), processFaults(), brokerFaults(), databaseFaults(), messageFaults())
+	all := slices.Concat([]scenario{nothing()}, tcpFaults(), processFaults(), brokerFaults(), databaseFaults(), messageFaults())
 	for i := range all {
 		if all[i].variants == nil {
 			all[i].variants = everywhere
 		}
 	}
 	return all
+}
+
+// nothing goes wrong but that Kafka is new, and takes its time.
+func nothing() scenario {
+	return scenario{
+		name: "nothing", short: true, variants: []variant{{kafka, 1, false}},
+		prepare: func(w *world) {
+			atLeisure(w)
+			patientPublisher(w)
+		},
+		faults: func(context.Context, *world, *ledger.Control) error { return nil },
+	}
 }
 
 // CHAOS chooses the form: short (the default), full, all or soak. A soak goes on for

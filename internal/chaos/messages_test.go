@@ -38,6 +38,7 @@ func messageFaults() []scenario {
 func thousand(w *world) {
 	w.config.Transactions = 600
 	w.config.Forwarder.MaxAttempts = 3
+	patientPublisher(w)
 }
 
 // smallTopics refuse what the publisher does not.
@@ -80,6 +81,7 @@ func twoDead(w *world, r ledger.Report) {
 func shortQueues(w *world) {
 	w.t.Helper()
 	w.config.Forwarder.MaxAttempts = 1
+	patientPublisher(w)
 	frontAllWith(w, amqp091.Table{"x-max-length": 10, "x-overflow": "reject-publish"})
 }
 

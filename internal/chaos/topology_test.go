@@ -73,8 +73,19 @@ func (f *fronted) deleteExchange(destination string) error {
 	return onChannel(f.uri, func(channel *amqp091.Channel) error { return channel.ExchangeDelete(destination, false, false) })
 }
 
-// deleteQueue does so when nothing is in it that would be lost with it.
+// deleteQueue does so when nothing is in it that would be lost with it. It is unbound
+// before: what is on its way to a queue that is deleted is confirmed by RabbitMQ, and gone
+// as if it had been there already.
 func (f *fronted) deleteQueue(ctx context.Context, destination string) error {
+	err := onChannel(f.uri, func(channel *amqp091.Channel) error {
+		return channel.QueueUnbind(queueOf(destination), "", destination, nil)
+	})
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, 500*time.Millisecond); err != nil { // until what was routed before is there
+		return err
+	}
 	return await(ctx, time.Minute, "an empty queue "+destination, func() (bool, error) {
 		err := onChannel(f.uri, func(channel *amqp091.Channel) error {
 			_, err := channel.QueueDelete(queueOf(destination), false, true, false)
@@ -101,7 +112,7 @@ func (f *fronted) Deliveries(ctx context.Context, destination string) ([]ledger.
 	if err != nil {
 		return nil, err
 	}
-	if err := f.movers[destination].stop(); err != nil { // it returns what it has in hand
+	if err := f.movers[destination].stop(); err != nil { // with all that it has in hand
 		return nil, err
 	}
 	return f.AMQP.Deliveries(ctx, behind(destination))
@@ -182,7 +193,8 @@ func moveUntil(ctx context.Context, uri, queue, exchange string) error {
 			return fmt.Errorf("mover: %w", err)
 		}
 		const consumer = "mover"
-		deliveries, err := in.Consume(queue, consumer, false, false, false, false, nil)
+		const autoAck = true // an ack for a queue that is gone would end the channel, and what it has in hand
+		deliveries, err := in.Consume(queue, consumer, autoAck, false, false, false, nil)
 		if err != nil { // there is no queue
 			_ = pause(ctx, 10*time.Millisecond)
 			continue
@@ -208,9 +220,6 @@ func moveAll(deliveries <-chan amqp091.Delivery, out *amqp091.Channel, exchange 
 		}
 		if !confirm.Wait() {
 			return errors.New("not confirmed")
-		}
-		if err := d.Ack(false); err != nil {
-			return err
 		}
 	}
 	return nil
