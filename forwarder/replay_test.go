@@ -43,8 +43,9 @@ func TestReplayToTheEnd(t *testing.T) {
 		require.EqualValues(t, 3, b.replay(t, everything))
 		require.Empty(t, b.dead(t))
 		require.Equal(t, []string{"3:3:flows", "5:2:flows", "6:1:flows", "7:4:flows"}, b.outbox(t), "in the order in which they died")
-		require.Equal(t, []string{`orders a \xff00 {"k": "v"} 2026-01-02 03:04:05 0 - -`}, b.lines(t, `SELECT
-				concat_ws(' ', destination, partition_key, payload_bytes::text, metadata, timezone('UTC', created_at), attempts,
+		require.Equal(t, []string{`orders a ff00 {"k": "v"} 2026-01-02 03:04:05 0 - -`}, b.lines(t, `SELECT
+				concat_ws(' ', destination, partition_key, encode(payload_bytes, 'hex'), metadata,
+					to_char(timezone('UTC', created_at), 'YYYY-MM-DD HH24:MI:SS'), attempts,
 					coalesce(next_attempt_at::text, '-'), coalesce(last_error, '-'))
 			FROM `+b.db.Schema.Outbox()+` WHERE id = '2'`))
 		insert(t, b.db, "orders", "a", "5")

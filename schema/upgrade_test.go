@@ -38,7 +38,9 @@ func TestUpgradeFromTheFirstVersion(t *testing.T) {
 				require.NoError(t, s.Check(t.Context(), pool))
 
 				require.Equal(t, `1:0:-, 2:3:2026-01-02 03:04:05, 3:0:-, 4:3:2026-01-02 03:04:05, 5:0:infinity`, text(t, pool, s,
-					`SELECT string_agg(seq || ':' || attempts || ':' || coalesce((next_attempt_at AT TIME ZONE 'UTC')::text, '-'), ', ' ORDER BY seq) FROM {outbox}`))
+					`SELECT string_agg(seq || ':' || attempts || ':' || CASE WHEN next_attempt_at IS NULL THEN '-'
+						WHEN isfinite(next_attempt_at) THEN to_char(next_attempt_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') ELSE 'infinity' END,
+						', ' ORDER BY seq) FROM {outbox}`))
 				require.Equal(t, `{dead-1:1:7,dead-2:2:7,dead-3:3:7,dead-9007199254740993:9007199254740993:7}`, text(t, pool, s,
 					`SELECT array_agg(id || ':' || seq || ':' || attempts ORDER BY seq)::text FROM {dead} WHERE NOT blocks AND error = 'too large'`))
 
