@@ -119,6 +119,28 @@ func TestClaimTransactionHasBounds(t *testing.T) {
 	require.NotContains(t, boundsQuery(w.config, 160009, 1), "transaction_timeout")
 }
 
+// Where no attempt is spent, the delay grows with the row's age.
+func TestDelayGrowsWithAge(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	insertRows(t, db, 1)
+	w := newTestWorker(t, db, Config{RetryInitial: time.Minute, RetryMax: 10 * time.Minute})
+	for age, want := range map[string]time.Duration{
+		`now()`: time.Minute, `now() - interval '20 minutes'`: 5 * time.Minute, `now() - interval '1 day'`: 10 * time.Minute,
+		`now() + interval '1 day'`: time.Minute, `'-infinity'`: time.Minute, `'infinity'`: time.Minute,
+	} {
+		_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.Outbox()+` SET created_at = `+age)
+		require.NoError(t, err)
+		tx := begin(t, w)
+		require.NoError(t, w.settler.delay(t.Context(), tx, []failure{{row: row{seq: 1}, err: errNotSent}}))
+		require.NoError(t, tx.Commit())
+		var seconds float64
+		require.NoError(t, db.QueryRowContext(t.Context(), `SELECT extract(epoch FROM next_attempt_at - clock_timestamp())
+			FROM `+db.Schema.Outbox()+` WHERE attempts = 0`).Scan(&seconds))
+		require.InDelta(t, want.Seconds(), seconds, want.Seconds()*0.25, age)
+	}
+}
+
 // The delay grows with the attempts that a row has spent, up to its bound.
 func TestDelayGrows(t *testing.T) {
 	t.Parallel()

@@ -328,3 +328,32 @@ func TestAbsentDestinationIsToldAndTriedByOne(t *testing.T) {
 	eventually(t, func() bool { return len(absences(t, db)) == 0 })
 	require.Equal(t, ids("m", 3), r.unit("missing", "a"))
 }
+
+// A message that nobody takes for now, while its destination takes others, waits with its unit
+// and spends nothing, however often it is tried.
+func TestMessageWithoutARouteWaitsWithItsUnit(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var (
+		tries atomic.Int64
+		bound atomic.Bool
+	)
+	r := recorder{fail: func(msg forwarder.Outgoing) error {
+		if msg.Message.UUID == "a-1" && !bound.Load() {
+			tries.Add(1)
+			return forwarder.RouteUnavailable(errTest)
+		}
+		return nil
+	}}
+	insert(t, db, "orders", "a", ids("a", 3)...)
+	insert(t, db, "orders", "b", ids("b", 3)...)
+	start(t, db, r.publisher(), fast(forwarder.Config{MaxAttempts: 1}))
+	eventually(t, func() bool { return tries.Load() > 5 && len(r.unit("orders", "b")) == 3 })
+	require.Equal(t, []string{"a-1"}, idsInOutbox(t, db, `attempts = 0 AND last_error LIKE '%no route%'`))
+	require.Len(t, idsInOutbox(t, db, `partition_key = 'a'`), 3)
+	require.Empty(t, absences(t, db))
+	bound.Store(true)
+	requireDrained(t, db)
+	require.Equal(t, ids("a", 3), r.unit("orders", "a"))
+	require.Empty(t, deadLetters(t, db, `true`))
+}

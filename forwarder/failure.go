@@ -16,6 +16,9 @@ var (
 	// ErrDestinationUnavailable says that the destination is missing or closed to us,
 	// while the broker answers.
 	ErrDestinationUnavailable = errors.New("forwarder: destination unavailable")
+	// ErrRouteUnavailable says that nobody takes this message for now, while the destination
+	// takes others.
+	ErrRouteUnavailable = errors.New("forwarder: no route for the message")
 	// ErrKeyHeld says that the message was not sent, because an earlier one of its unit
 	// failed.
 	ErrKeyHeld = errors.New("forwarder: not sent, an earlier message of its unit failed")
@@ -38,6 +41,11 @@ func Unavailable(err error) error { return mark(ErrUnavailable, err) }
 // messages wait. A nil err stays nil.
 func DestinationUnavailable(err error) error { return mark(ErrDestinationUnavailable, err) }
 
+// RouteUnavailable marks err as the absence of a way for one message, which chooses it
+// itself: a routing key that no queue is bound with. Only its unit waits, with a growing
+// delay, and no attempt is spent. A nil err stays nil.
+func RouteUnavailable(err error) error { return mark(ErrRouteUnavailable, err) }
+
 func mark(kind, err error) error {
 	if err == nil {
 		return nil
@@ -47,7 +55,7 @@ func mark(kind, err error) error {
 
 // classified says whether err tells of itself what kind of failure it is.
 func classified(err error) bool {
-	for _, kind := range []error{ErrRefused, ErrUnavailable, ErrDestinationUnavailable, ErrKeyHeld} {
+	for _, kind := range []error{ErrRefused, ErrUnavailable, ErrDestinationUnavailable, ErrRouteUnavailable, ErrKeyHeld} {
 		if errors.Is(err, kind) {
 			return true
 		}

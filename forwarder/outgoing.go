@@ -30,7 +30,7 @@ func (o Outgoing) Unit() Unit {
 //
 // PublishBatch returns one result for each message, in the order given: nil only
 // after the broker confirmed that very message; otherwise Refused(err),
-// Unavailable(err), DestinationUnavailable(err), or ErrKeyHeld for a message that was
+// Unavailable(err), DestinationUnavailable(err), RouteUnavailable(err), or ErrKeyHeld for a message that was
 // not sent because an earlier one of its unit failed. It must never send a message of
 // a unit after an earlier one of that unit failed: Waves does this for any
 // implementation. It returns soon after ctx ends. It is called from several

@@ -39,13 +39,17 @@ func newSettler(cfg Config) settler {
 			WHERE seq = ANY ($1::bigint[]) AND published_at IS NULL`
 	}
 	// The database's clock and the row's own count: replicas whose clocks differ agree
-	// on when a row is due. ±20 % of jitter. Qualified and cast, since a function or an
-	// operator anywhere in the search_path may fit better than Postgres' own.
+	// on when a row is due. Where no attempt is spent, a quarter of its age stands for the
+	// count. ±20 % of jitter. Qualified and cast, since a function or an operator anywhere in
+	// the search_path may fit better than Postgres' own.
 	s.delayQuery = `UPDATE ` + outbox + ` AS o
 		SET attempts = least(o.attempts, 2147483646) + f.spent,
 			last_error = left(f.error, 2000),
 			next_attempt_at = clock_timestamp() + (0.8::float8 + 0.4::float8 * random()) * interval '1 millisecond'
-				* least($5::bigint::float8, $4::bigint::float8 * pg_catalog.power(2::float8, least(o.attempts, 30)::float8))
+				* least($5::bigint::float8, greatest(
+					$4::bigint::float8 * pg_catalog.power(2::float8, least(o.attempts, 30)::float8),
+					CASE WHEN f.spent = 0 AND isfinite(o.created_at)
+						THEN (250 * extract(epoch FROM clock_timestamp() - o.created_at))::float8 END))
 		FROM ROWS FROM (
 			pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::integer[]), pg_catalog.unnest($3::text[])
 		) AS f (seq, spent, error)

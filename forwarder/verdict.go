@@ -100,6 +100,9 @@ func (w *worker) judgePart(p *part) verdict {
 			if w.probing { // what refuses is there
 				w.away.destinationBack(r.outgoing.Destination)
 			}
+		case errors.Is(err, ErrRouteUnavailable):
+			v.fail(w.config.MaxAttempts, failure{row: r, spent: 0, err: err})
+			w.away.destinationBack(r.outgoing.Destination)
 		case errors.Is(err, ErrKeyHeld), errors.Is(err, errLater):
 		case errors.Is(err, ErrUnavailable):
 			if p.alone[i] {

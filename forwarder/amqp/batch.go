@@ -115,7 +115,11 @@ func (b batch) sendTo(ctx context.Context, to outlet, wave []forwarder.Outgoing,
 		if len(places) > 1 && b.mayMeanAnother(results[i]) {
 			results[i] = b.publish(ctx, to, msgs[n:n+1])[0]
 		}
-		if reason := b.refusal(results[i]); reason != nil {
+		switch reason := b.refusal(results[i]); {
+		case reason == nil:
+		case reason.Code == amqp091.NotFound: // the exchange that the message names
+			results[i] = forwarder.RouteUnavailable(fmt.Errorf("channel closed: %w", reason))
+		default:
 			results[i] = forwarder.Refused(fmt.Errorf("channel closed: %w", reason))
 		}
 	}

@@ -153,12 +153,12 @@ func (w *wave) answers() []answer {
 	return answers
 }
 
-// unroutable blames the message only where it chose its own way.
+// unroutable has the message wait alone only where it chose its own way.
 func (w *wave) unroutable(reply amqp091.Return) error {
 	err := fmt.Errorf("%w: %d %s (exchange %q, routing key %q)",
 		errUnroutable, reply.ReplyCode, reply.ReplyText, reply.Exchange, reply.RoutingKey)
 	if w.ch.config.routesByMessage() {
-		return forwarder.Refused(err)
+		return forwarder.RouteUnavailable(err)
 	}
 	return forwarder.DestinationUnavailable(err)
 }
