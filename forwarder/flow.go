@@ -3,6 +3,7 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"slices"
 
 	"github.com/lib/pq"
 
@@ -109,7 +110,7 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
 				(SELECT min(judged.seq) FROM judged) AS first,
 				(SELECT n.seq FROM ` + s.Outbox() + ` AS n WHERE n.seq > $12::bigint ORDER BY n.seq LIMIT 1) AS beyond,
-				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL)::text AS held
+				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL ` + andThen + `)::text AS held
 		) AS seen
 		LEFT JOIN sized ON total <= $2::bigint OR (place = 1 AND $11::boolean)
 		ORDER BY seq`
@@ -133,6 +134,9 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 	v := c.marks.view(lanes, total)
 	for from := v.from; ; {
 		found := finding{lanes: lanes}
+		if !slices.Equal(due.away, v.away) { // one that is back may have rows that wait
+			due.complete = pq.Int64Array{}
+		}
 		flowing, err := c.readFlow(ctx, tx, &found, query,
 			rows, bytes, append(pq.StringArray{}, v.away...), from, v.newest, total, pq.Int64Array(lanes), c.table,
 			ask.tried, due.complete, len(due.rows) == 0, from+window)

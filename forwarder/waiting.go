@@ -32,7 +32,7 @@ func newWaitingQueries(cfg Config) waitingQueries {
 	}
 	taken := `SELECT next.seq, due.unit_hash FROM due, LATERAL (
 			SELECT b.seq FROM ` + cfg.Schema.Outbox() + ` AS b
-			WHERE b.unit_hash = due.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq >= due.seq
+			WHERE b.unit_hash = due.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq >= due.seq ` + notAway + `
 			ORDER BY b.unit_hash, b.seq
 			LIMIT CASE WHEN due.fresh THEN $1::integer ELSE 1 END
 		) AS next`
@@ -85,8 +85,9 @@ const dueShare = 4
 // dueRows are those that a claim has found to be due.
 type dueRows struct {
 	rows []row
-	// complete are the units of which nothing else waits.
+	// complete are the units of which nothing else waits, but for destinations that are away.
 	complete pq.Int64Array
+	away     []string
 	more     bool
 }
 
@@ -103,13 +104,14 @@ func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, lanes []
 		query = c.waiting.passing
 	}
 	limit := max(1, ask.rows/dueShare)
-	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, c.marks.leftOut()...),
+	away := c.marks.leftOut()
+	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, away...),
 		limit, total, pq.Int64Array(lanes), ask.tried)
 	if err != nil {
 		return dueRows{}, err //nolint:wrapcheck // claim wraps it
 	}
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
-	due := dueRows{complete: pq.Int64Array{}}
+	due := dueRows{complete: pq.Int64Array{}, away: away}
 	var units, taken int
 	for rows.Next() {
 		var line rowScan
