@@ -11,6 +11,8 @@ import (
 	"github.com/watermill-outbox/outbox/schema"
 )
 
+const seqZero = `INSERT INTO {outbox} (seq, id, destination, payload) OVERRIDING SYSTEM VALUE VALUES (0, 'zero', 'orders', 'x')`
+
 // Rows, attempts and dead letters of the first version are there after the upgrade, and new
 // dead letters do not meet the old ones' numbers.
 func TestUpgradeFromTheFirstVersion(t *testing.T) {
@@ -27,6 +29,7 @@ func TestUpgradeFromTheFirstVersion(t *testing.T) {
 					`INSERT INTO {outbox} (id, destination, partition_key, payload) SELECT 'id-' || n, 'orders', 'a', 'x' FROM generate_series(1, 5) AS n`,
 					`UPDATE {outbox} SET attempts = 3, last_error = 'refused', next_attempt_at = '2026-01-02 03:04:05+00' WHERE seq IN (2, 4)`,
 					`UPDATE {outbox} SET next_attempt_at = 'infinity' WHERE seq = 5`,
+					seqZero,
 					`INSERT INTO {dead} (seq, id, destination, payload, metadata, created_at, attempts, error)
 						SELECT n, 'dead-' || n, 'orders', 'x', '{"a": "b"}', '2026-01-01 00:00:00+00', 7, 'too large' FROM unnest(ARRAY[3, 1, 2, 9007199254740993]) AS n`,
 				} {
@@ -36,6 +39,11 @@ func TestUpgradeFromTheFirstVersion(t *testing.T) {
 				require.NoError(t, s.Migrate(t.Context(), pool))
 				require.NoError(t, s.Migrate(t.Context(), pool))
 				require.NoError(t, s.Check(t.Context(), pool))
+
+				// What is refused from now on does not stand in the way where it is there already.
+				run(t, pool, s, `DELETE FROM {outbox} WHERE seq = 0`)
+				_, err := pool.ExecContext(t.Context(), strings.ReplaceAll(seqZero, "{outbox}", s.Outbox()))
+				require.ErrorContains(t, err, "seq_is_positive")
 
 				require.Equal(t, `1:0:-, 2:3:2026-01-02 03:04:05, 3:0:-, 4:3:2026-01-02 03:04:05, 5:0:infinity`, text(t, pool, s,
 					`SELECT string_agg(seq || ':' || attempts || ':' || CASE WHEN next_attempt_at IS NULL THEN '-'

@@ -21,20 +21,13 @@ CREATE TABLE {{.Outbox}} (
         ('x' || substr(md5(destination || E'\x1f' || coalesce(nullif(partition_key, ''), id)), 1, 8))::bit(32)::integer
     ) STORED,
     -- What could be written but not forwarded is refused here, where its producer sees it.
-    -- A seq by hand or by COPY; the forwarder begins at 1.
-    CONSTRAINT seq_is_positive CHECK (seq > 0),
     CONSTRAINT id_length CHECK (octet_length(id) BETWEEN 1 AND 255),
     CONSTRAINT destination_length CHECK (octet_length(destination) BETWEEN 1 AND 255),
     CONSTRAINT partition_key_length CHECK (octet_length(partition_key) <= 1024),
     CONSTRAINT exactly_one_payload CHECK (num_nonnulls(payload, payload_bytes) = 1),
     CONSTRAINT payload_length CHECK (coalesce(octet_length(payload), octet_length(payload_bytes)) <= 134217728),
     CONSTRAINT metadata_is_object CHECK (jsonb_typeof(metadata) = 'object'),
-    -- Its text counts, not what it takes in storage, where it may be compressed and a number
-    -- such as 1e131071 has a few bytes: text of 1 GiB could not be read at all. What has less
-    -- than 500 bytes there stays below that; making text of it would cost producers time.
-    CONSTRAINT metadata_size CHECK (
-        CASE WHEN pg_column_size(metadata) < 500 THEN true ELSE octet_length(metadata::text) <= 1048576 END
-    )
+    CONSTRAINT metadata_size CHECK (pg_column_size(metadata) <= 1048576)
 );
 
 -- Only rows that failed stand in it, so that it costs producers nothing.

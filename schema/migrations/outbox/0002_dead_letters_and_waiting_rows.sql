@@ -5,6 +5,18 @@ DROP INDEX {{.BackoffIndexQualified}};
 CREATE INDEX {{.BackoffIndex}} ON {{.Outbox}} (next_attempt_at) WHERE next_attempt_at < 'infinity';
 CREATE INDEX {{.WaitingIndex}} ON {{.Outbox}} (unit_hash, seq) WHERE next_attempt_at IS NOT NULL;
 
+-- NOT VALID: what is there already is not looked at.
+ALTER TABLE {{.Outbox}}
+    -- A seq by hand or by COPY; the forwarder begins at 1.
+    ADD CONSTRAINT seq_is_positive CHECK (seq > 0) NOT VALID,
+    DROP CONSTRAINT metadata_size,
+    -- Its text counts, not what it takes in storage, where it may be compressed and a number
+    -- such as 1e131071 has a few bytes: text of 1 GiB could not be read at all. What has less
+    -- than 500 bytes there stays below that; making text of it would cost producers time.
+    ADD CONSTRAINT metadata_size CHECK (
+        CASE WHEN pg_column_size(metadata) < 500 THEN true ELSE octet_length(metadata::text) <= 1048576 END
+    ) NOT VALID;
+
 -- The number that a dead letter had as a row may come again: when it is replayed in its place and
 -- fails, or after TRUNCATE … RESTART IDENTITY. It has one of its own.
 -- Those that are there get numbers from its sequence too, which would meet them otherwise.
