@@ -52,6 +52,9 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 	if !stopOnCancel() {
 		return outcome{}, ctx.Err()
 	}
+	if err := batchCtx.Err(); err != nil { // the driver came back too late
+		return outcome{}, fmt.Errorf("claim: %w", err)
+	}
 	if len(taken.rows) > 0 {
 		w.publishing.Store(true)
 		done := w.publish(batchCtx, ctx, taken.rows, stretch)

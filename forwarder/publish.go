@@ -70,17 +70,23 @@ func (w *worker) send(ctx context.Context, rows []row, places []int, done *attem
 	}
 }
 
-// count adds what came of the rows at places.
+// count adds what came of the rows at places. Failures that say nothing are the broker's only
+// where it took no other.
 func (s sent) count(places []int, results []error) sent {
 	s.rows = len(places)
+	silent := false
 	for _, place := range places {
 		switch err := results[place]; {
 		case err == nil:
 			s.confirmed++
-		case looksAway(err):
+		case !looksAway(err):
+		case errors.Is(err, ErrUnavailable):
 			s.away = true
+		default:
+			silent = true
 		}
 	}
+	s.away = s.away || silent && s.confirmed == 0
 	return s
 }
 
@@ -119,29 +125,30 @@ func publishBatch(ctx context.Context, publisher BatchPublisher, msgs []Outgoing
 // behind it in its unit. What goes to a broker that is known to be away is not sent to it,
 // nor is more than its pace allows.
 func (w *worker) sendable(rows []row, results []error) (together, suspected []int) {
-	stopped, room := map[Unit]error{}, map[string]int{}
+	stopped, room, begun := map[Unit]error{}, map[string]int{}, map[Unit]bool{}
 	stop := func(i int, result, behind error) {
 		results[i] = result
 		stopped[rows[i].outgoing.Unit()] = behind
 	}
 	for i, r := range rows {
-		broker := w.brokerOf(r)
+		broker, unit := w.brokerOf(r), r.outgoing.Unit()
 		if _, known := room[broker]; !known {
 			room[broker], _ = w.paces.of(broker).now()
 		}
-		switch behind := stopped[r.outgoing.Unit()]; {
+		switch behind, suspect := stopped[unit], w.suspects.has(r.seq); {
 		case behind != nil:
 			results[i] = behind
 		case r.unreadable != nil:
 			stop(i, Permanent(r.unreadable), ErrKeyHeld)
 		case !w.probing && w.away.isAway(broker):
 			stop(i, Unavailable(errBrokerAway), ErrKeyHeld)
-		case w.suspects.has(r.seq) && len(suspected) < maxAlone:
+		case suspect && !begun[unit] && len(suspected) < maxAlone:
 			suspected = append(suspected, i)
 			stop(i, nil, errLater)
-		case w.suspects.has(r.seq), room[broker] == 0:
+		case suspect, room[broker] == 0: // one before it in its unit may fail
 			stop(i, errLater, errLater)
 		default:
+			begun[unit] = true
 			room[broker]--
 			together = append(together, i)
 		}

@@ -65,6 +65,7 @@ func (w *worker) run(ctx context.Context) {
 		out, err := w.turn(ctx)
 		if errors.Is(err, errUnanswered) {
 			w.database.note(databaseTrouble(err), err, 0, began)
+			w.giveUp()
 			w.another().run(ctx)
 			return
 		}
@@ -126,6 +127,10 @@ func (w *worker) turn(ctx context.Context) (outcome, error) {
 		}
 	}
 }
+
+// giveUp has everything read again: what a turn that was given up was about to find out, and
+// what it has locked, nobody else knows.
+func (w *worker) giveUp() { w.claimer.marks.forget() }
 
 // registerBroker tells operators that the only broker is away. All replicas try it: whether
 // it is away may be a matter of where they stand.
