@@ -92,7 +92,7 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 		ask.rows = c.config.BatchSize
 	}
 	ask.tried = append(pq.Int64Array{}, ask.tried...) // never NULL
-	due := dueRows{complete: pq.Int64Array{}}         // never NULL
+	var due dueRows
 	if ask.waiting {
 		var err error
 		if due, err = c.claimDue(ctx, tx, ask, lanes, total); err != nil {

@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"database/sql"
-	"slices"
 
 	"github.com/lib/pq"
 
@@ -35,9 +34,9 @@ const flowFilter = `published_at IS NULL AND next_attempt_at IS NULL AND seq > $
 	AND (unit_hash & ($6::integer - 1)) = ANY ($7::integer[]) AND unit_hash <> ALL ($9::integer[])`
 
 // heldExpression is true for a row of the flow that is behind one of its unit that waits, or
-// behind a dead letter that blocks it. Like the lanes it goes by the unit's hash: two units
-// that collide wait for each other, which is rare and harmless. $10 are units of which the
-// claim has taken all that waits. Most of the time nothing waits, and nothing is looked up.
+// behind a dead letter that blocks it. $10 are the rows that wait and that the same claim has
+// taken: the first ones of their units, so that it has taken all before the row if it has the
+// last of them. Most of the time nothing waits, and nothing is looked up.
 func heldExpression(s schema.Postgres) string {
 	return `CASE
 		WHEN (SELECT w.unit_hash FROM ` + s.Outbox() + ` AS w WHERE w.next_attempt_at IS NOT NULL
@@ -45,24 +44,34 @@ func heldExpression(s schema.Postgres) string {
 			AND (SELECT d.unit_hash FROM ` + s.DeadLetters() + ` AS d WHERE d.blocks
 				ORDER BY d.unit_hash, d.seq LIMIT 1) IS NULL
 		THEN false
-		ELSE (head.unit_hash <> ALL ($10::integer[]) AND ` + isBehindWaiting(s, `head`, notAway) + `) OR ` + isBlocked(s, `head`) + `
+		ELSE coalesce((SELECT b.seq <> ALL ($10::bigint[]) FROM ` + s.Outbox() + ` AS b
+			WHERE ` + sameUnit(`b`, `head`) + ` AND b.next_attempt_at IS NOT NULL AND b.seq < head.seq
+			ORDER BY b.unit_hash DESC, b.seq DESC LIMIT 1), false) OR ` + isBlocked(s, `head`) + `
 		END`
+}
+
+// sameUnit says that two rows belong to one unit. The hash alone is for the index: two units
+// may have the same.
+func sameUnit(a, b string) string {
+	return a + `.unit_hash = ` + b + `.unit_hash AND ` + a + `.destination = ` + b + `.destination AND ` + keyOf(a) + ` = ` + keyOf(b)
+}
+
+// keyOf is the effective partition key of a row.
+func keyOf(row string) string {
+	return `coalesce(nullif(` + row + `.partition_key, ''), ` + row + `.id)`
 }
 
 // isBehindWaiting and isBlocked are subqueries that the planner cannot turn into a join: one
 // would read all that waits.
-func isBehindWaiting(s schema.Postgres, row, and string) string {
+func isBehindWaiting(s schema.Postgres, row string) string {
 	return `(SELECT true FROM ` + s.Outbox() + ` AS b
-		WHERE b.unit_hash = ` + row + `.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq < ` + row + `.seq ` + and + `
+		WHERE ` + sameUnit(`b`, row) + ` AND b.next_attempt_at IS NOT NULL AND b.seq < ` + row + `.seq
 		LIMIT 1) IS NOT NULL`
 }
 
-// notAway leaves out, where hashes collide, what waits for a destination that is away.
-const notAway = `AND b.destination <> ALL ($3::text[])`
-
 func isBlocked(s schema.Postgres, row string) string {
 	return `(SELECT true FROM ` + s.DeadLetters() + ` AS d
-		WHERE d.unit_hash = ` + row + `.unit_hash AND d.blocks AND d.seq < ` + row + `.seq
+		WHERE ` + sameUnit(`d`, row) + ` AND d.blocks AND d.seq < ` + row + `.seq
 		LIMIT 1) IS NOT NULL`
 }
 
@@ -110,7 +119,7 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
 				(SELECT min(judged.seq) FROM judged) AS first,
 				(SELECT n.seq FROM ` + s.Outbox() + ` AS n WHERE n.seq > $12::bigint ORDER BY n.seq LIMIT 1) AS beyond,
-				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::integer[] IS NOT NULL ` + andThen + `)::text AS held
+				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::bigint[] IS NOT NULL ` + andThen + `)::text AS held
 		) AS seen
 		LEFT JOIN sized ON total <= $2::bigint OR (place = 1 AND $11::boolean)
 		ORDER BY seq`
@@ -134,12 +143,9 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 	v := c.marks.view(lanes, total)
 	for from := v.from; ; {
 		found := finding{lanes: lanes}
-		if !slices.Equal(due.away, v.away) { // one that is back may have rows that wait
-			due.complete = pq.Int64Array{}
-		}
 		flowing, err := c.readFlow(ctx, tx, &found, query,
 			rows, bytes, append(pq.StringArray{}, v.away...), from, v.newest, total, pq.Int64Array(lanes), c.table,
-			ask.tried, due.complete, len(due.rows) == 0, from+window)
+			ask.tried, due.seqs(), len(due.rows) == 0, from+window)
 		if err != nil {
 			return flowRows{}, err
 		}

@@ -257,6 +257,28 @@ func TestUnitsOfOneHashWhereOneIsAway(t *testing.T) {
 	require.Equal(t, []int64{2}, claimAndSettle(t, w))
 }
 
+// Neither waits for what waits, or is blocked, in the other: a row that is parked behind one of
+// another unit could overtake one of its own that is not.
+func TestUnitsOfOneHashDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	w := newTestWorker(t, db, Config{Workers: 1})
+	for _, unit := range [][2]string{{"gone", "k39705"}, {"up", "k3382"}, {"gone", "k39705"}, {"up", "k3382"}} {
+		_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, partition_key, payload)
+			VALUES ('x', $1, $2, 'x')`, unit[0], unit[1])
+		require.NoError(t, err)
+	}
+	setNextAttempt(t, db, `now() + interval '1 hour' WHERE seq = 2`)
+	require.Equal(t, []int64{1, 3}, claimAndSettle(t, w))
+	requireParked(t, db, 1)
+
+	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.DeadLetters()+` (seq, id, destination, partition_key, payload, metadata,
+		created_at, attempts, error, blocks) VALUES (1, 'x', 'gone', 'k39705', 'x', '{}', now(), 1, 'no', true)`)
+	require.NoError(t, err)
+	setNextAttempt(t, db, `now() WHERE seq = 2`)
+	require.Equal(t, []int64{2, 4}, claimAndSettle(t, w))
+}
+
 // A patrol finds what came to be below the marks, here by an operator's hand, and has
 // nothing else read again.
 func TestPatrolFindsWhatIsBelowTheMarks(t *testing.T) {

@@ -19,7 +19,7 @@ const maxOrphans = 1000
 // for, or they were locked when their turn had come.
 func orphansQuery(s schema.Postgres) string {
 	return `SELECT first.seq, first.unit_hash FROM (
-			SELECT unit_hash, min(seq) AS seq FROM ` + s.Outbox() + ` AS o
+			SELECT unit_hash, destination, ` + keyOf(`o`) + ` AS partition_key, NULL AS id, min(seq) AS seq FROM ` + s.Outbox() + ` AS o
 			WHERE next_attempt_at IS NOT NULL
 			GROUP BY unit_hash, destination, ` + keyOf(`o`) + `
 			HAVING min(seq) FILTER (WHERE next_attempt_at < 'infinity') IS NULL
@@ -42,9 +42,8 @@ func freeLanesQuery(s schema.Postgres) string {
 // of their units that wait, and have no row of the flow before them. The lanes are held by now,
 // and it sees what their last holders did.
 func adoptQuery(s schema.Postgres) string {
-	const sameUnit = `b.unit_hash = o.unit_hash AND b.destination = o.destination AND b.seq < o.seq`
 	return `WITH flow AS MATERIALIZED (
-			SELECT f.seq, f.unit_hash, f.destination, ` + keyOf(`f`) + ` AS key FROM ` + s.Outbox() + ` AS f
+			SELECT f.seq, f.unit_hash, f.destination, f.partition_key, f.id FROM ` + s.Outbox() + ` AS f
 			WHERE f.published_at IS NULL AND f.next_attempt_at IS NULL AND f.unit_hash = ANY ($2::integer[])
 				AND f.seq < (SELECT max(u.seq) FROM pg_catalog.unnest($1::bigint[]) AS u (seq))
 		)
@@ -52,9 +51,8 @@ func adoptQuery(s schema.Postgres) string {
 		FROM (SELECT l.seq FROM ` + s.Outbox() + ` AS l WHERE l.seq = ANY ($1::bigint[]) AND l.next_attempt_at = 'infinity'
 			FOR UPDATE SKIP LOCKED) AS parked
 		WHERE o.seq = parked.seq
-			AND NOT EXISTS (SELECT FROM flow AS b WHERE ` + sameUnit + ` AND b.key = ` + keyOf(`o`) + `)
-			AND NOT EXISTS (SELECT FROM ` + s.Outbox() + ` AS b WHERE b.next_attempt_at IS NOT NULL
-				AND ` + sameUnit + ` AND ` + keyOf(`b`) + ` = ` + keyOf(`o`) + `)`
+			AND NOT EXISTS (SELECT FROM flow AS b WHERE ` + sameUnit(`b`, `o`) + ` AND b.seq < o.seq)
+			AND NOT ` + isBehindWaiting(s, `o`)
 }
 
 // orphans are rows that are parked, and their units.

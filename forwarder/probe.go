@@ -46,7 +46,7 @@ const due = `(next_attempt_at IS NULL OR next_attempt_at <= statement_timestamp(
 func headQuery(s schema.Postgres) string {
 	return `SELECT seq, unit_hash FROM ` + s.Outbox() + ` AS o
 		WHERE published_at IS NULL AND destination = ANY ($1::text[]) AND unit_hash <> ALL ($2::integer[])
-			AND ` + due + ` AND NOT ` + isBehindWaiting(s, `o`, ``) + ` AND NOT ` + isBlocked(s, `o`) + `
+			AND ` + due + ` AND NOT ` + isBehindWaiting(s, `o`) + ` AND NOT ` + isBlocked(s, `o`) + `
 		ORDER BY seq
 		LIMIT 1`
 }

@@ -11,9 +11,8 @@ import (
 )
 
 // promoteQuery makes the first row due that waits in each of the units ($1 hashes, $2
-// destinations, $3 partition keys), if it is parked and not locked by others. Where hashes
-// collide the first may be another unit's: nobody knows here whether a row of the flow comes
-// before it. The patrol finds those that this one leaves.
+// destinations, $3 partition keys), if it is parked and not locked by others: the patrol finds
+// those that this one leaves.
 func promoteQuery(s schema.Postgres) string {
 	return `UPDATE ` + s.Outbox() + ` AS o SET next_attempt_at = clock_timestamp()
 		FROM (
@@ -21,22 +20,17 @@ func promoteQuery(s schema.Postgres) string {
 				pg_catalog.unnest($1::integer[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])
 			) AS unit (hash, destination, key), LATERAL (
 				SELECT b.seq FROM ` + s.Outbox() + ` AS b
-				WHERE b.unit_hash = unit.hash AND b.next_attempt_at IS NOT NULL
+				WHERE b.unit_hash = unit.hash AND b.destination = unit.destination AND ` + keyOf(`b`) + ` = unit.key
+					AND b.next_attempt_at IS NOT NULL
 				ORDER BY b.unit_hash, b.seq
 				LIMIT 1
 			) AS first, LATERAL (
 				SELECT b.seq FROM ` + s.Outbox() + ` AS b
 				WHERE b.seq = first.seq AND b.next_attempt_at = 'infinity'
-					AND b.destination = unit.destination AND ` + keyOf(`b`) + ` = unit.key
 				FOR UPDATE SKIP LOCKED
 			) AS p
 		) AS next
 		WHERE o.seq = next.seq`
-}
-
-// keyOf is the effective partition key of a row.
-func keyOf(row string) string {
-	return `coalesce(nullif(` + row + `.partition_key, ''), ` + row + `.id)`
 }
 
 // units are those of rows that are gone.

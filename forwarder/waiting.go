@@ -32,11 +32,11 @@ func newWaitingQueries(cfg Config) waitingQueries {
 	}
 	taken := `SELECT next.seq, due.unit_hash FROM due, LATERAL (
 			SELECT b.seq FROM ` + cfg.Schema.Outbox() + ` AS b
-			WHERE b.unit_hash = due.unit_hash AND b.next_attempt_at IS NOT NULL AND b.seq >= due.seq ` + notAway + `
+			WHERE ` + sameUnit(`b`, `due`) + ` AND b.next_attempt_at IS NOT NULL AND b.seq >= due.seq
 			ORDER BY b.unit_hash, b.seq
 			LIMIT CASE WHEN due.fresh THEN $1::integer ELSE 1 END
 		) AS next`
-	isFirst := `AND NOT ` + isBehindWaiting(cfg.Schema, `f`, notAway) + ` AND NOT ` + isBlocked(cfg.Schema, `f`)
+	isFirst := `AND NOT ` + isBehindWaiting(cfg.Schema, `f`) + ` AND NOT ` + isBlocked(cfg.Schema, `f`)
 	const notBehindMissing = `WHERE unit_hash NOT IN (
 		SELECT taken.unit_hash FROM taken WHERE seq <= (SELECT max(seq) FROM head) AND seq NOT IN (SELECT seq FROM head))`
 	q.query = dueQuery(cfg.Schema, isFirst, taken, `FOR UPDATE`, notBehindMissing)
@@ -50,7 +50,7 @@ func newWaitingQueries(cfg Config) waitingQueries {
 // leave out. Beside them it returns how many units are due and how many rows it has found.
 func dueQuery(s schema.Postgres, isFirst, taken, lock, andThen string) string {
 	return `WITH due AS (
-			SELECT f.seq, f.unit_hash, f.attempts = 0 AND f.last_error IS NULL AS fresh
+			SELECT f.seq, f.unit_hash, f.destination, f.partition_key, f.id, f.attempts = 0 AND f.last_error IS NULL AS fresh
 			FROM ` + s.Outbox() + ` AS f
 			WHERE f.next_attempt_at <= statement_timestamp() AND f.next_attempt_at < 'infinity'
 				AND f.destination <> ALL ($3::text[])
@@ -85,10 +85,15 @@ const dueShare = 4
 // dueRows are those that a claim has found to be due.
 type dueRows struct {
 	rows []row
-	// complete are the units of which nothing else waits, but for destinations that are away.
-	complete pq.Int64Array
-	away     []string
-	more     bool
+	more bool
+}
+
+func (d dueRows) seqs() pq.Int64Array {
+	seqs := make(pq.Int64Array, len(d.rows)) // never NULL
+	for i, r := range d.rows {
+		seqs[i] = r.seq
+	}
+	return seqs
 }
 
 func (d dueRows) bytes() (sum int) {
@@ -104,14 +109,13 @@ func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, lanes []
 		query = c.waiting.passing
 	}
 	limit := max(1, ask.rows/dueShare)
-	away := c.marks.leftOut()
-	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, away...),
+	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, c.marks.leftOut()...),
 		limit, total, pq.Int64Array(lanes), ask.tried)
 	if err != nil {
 		return dueRows{}, err //nolint:wrapcheck // claim wraps it
 	}
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
-	due := dueRows{complete: pq.Int64Array{}, away: away}
+	var due dueRows
 	var units, taken int
 	for rows.Next() {
 		var line rowScan
@@ -120,27 +124,8 @@ func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, lanes []
 		}
 		due.rows = append(due.rows, line.row())
 	}
-	wasCut := taken >= ask.rows || len(due.rows) < taken
-	due.more = units >= limit || wasCut
-	if !wasCut {
-		due.complete = completeUnits(due.rows)
-	}
+	due.more = units >= limit || taken >= ask.rows || len(due.rows) < taken
 	return due, rows.Err() //nolint:wrapcheck // claim wraps it
-}
-
-// completeUnits are those of which all that waits was taken: not those whose first row has
-// failed before, which is tried alone.
-func completeUnits(rows []row) pq.Int64Array {
-	complete, failed := pq.Int64Array{}, map[int64]bool{}
-	for _, r := range rows {
-		failed[r.unitHash] = failed[r.unitHash] || !r.fresh
-	}
-	for unit, has := range failed {
-		if !has {
-			complete = append(complete, unit)
-		}
-	}
-	return complete
 }
 
 // park puts rows aside that are behind one that waits.
