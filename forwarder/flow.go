@@ -38,16 +38,14 @@ const flowFilter = `published_at IS NULL AND next_attempt_at IS NULL AND seq > $
 // taken: the first ones of their units, so that it has taken all before the row if it has the
 // last of them. Most of the time nothing waits, and nothing is looked up.
 func heldExpression(s schema.Postgres) string {
-	return `CASE
-		WHEN (SELECT w.unit_hash FROM ` + s.Outbox() + ` AS w WHERE w.next_attempt_at IS NOT NULL
-				ORDER BY w.unit_hash, w.seq LIMIT 1) IS NULL
-			AND (SELECT d.unit_hash FROM ` + s.DeadLetters() + ` AS d WHERE d.blocks
-				ORDER BY d.unit_hash, d.seq LIMIT 1) IS NULL
-		THEN false
-		ELSE coalesce((SELECT b.seq <> ALL ($10::bigint[]) FROM ` + s.Outbox() + ` AS b
+	return `(SELECT w.unit_hash FROM ` + s.Outbox() + ` AS w WHERE w.next_attempt_at IS NOT NULL
+			ORDER BY w.unit_hash, w.seq LIMIT 1) IS NOT NULL
+		AND coalesce((SELECT b.seq <> ALL ($10::bigint[]) FROM ` + s.Outbox() + ` AS b
 			WHERE ` + sameUnit(`b`, `head`) + ` AND b.next_attempt_at IS NOT NULL AND b.seq < head.seq
-			ORDER BY b.unit_hash DESC, b.seq DESC LIMIT 1), false) OR ` + isBlocked(s, `head`) + `
-		END`
+			ORDER BY b.unit_hash DESC, b.seq DESC LIMIT 1), false)
+		OR (SELECT d.unit_hash FROM ` + s.DeadLetters() + ` AS d WHERE d.blocks
+			ORDER BY d.unit_hash, d.seq LIMIT 1) IS NOT NULL
+		AND ` + isBlocked(s, `head`)
 }
 
 // sameUnit says that two rows belong to one unit. The hash alone is for the index: two units

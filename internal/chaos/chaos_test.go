@@ -134,7 +134,7 @@ func (s *suite) run(t *testing.T, one scenario, v variant, seed uint64) {
 		balanced := false
 		defer func() {
 			if !balanced {
-				figures.failed(one.name, v.String())
+				figures.failed(one.name, v.String()+w.note)
 			}
 		}()
 		report, err := ledger.Run(t.Context(), w.config)
@@ -144,6 +144,6 @@ func (s *suite) run(t *testing.T, one scenario, v variant, seed uint64) {
 			one.check(w, report)
 		}
 		balanced = true
-		figures.add(one.name, v.String(), report)
+		figures.add(one.name, v.String()+w.note, report)
 	})
 }

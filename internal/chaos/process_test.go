@@ -2,6 +2,7 @@ package chaos_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/watermill-outbox/outbox/internal/ledger"
@@ -38,15 +39,18 @@ func killedAt(at ledger.Point, short bool) scenario {
 	}
 }
 
-// hostLost: a replica stops with rows in hand, keeps its connections and says nothing
-// any more. Others take its rows once the database has had enough of it. Then it comes
-// back as if no time had passed.
+// hostLost: a replica stops with rows in hand, keeps its connections, and nothing that is
+// sent on them arrives any more. Others take its rows once the database has had enough of
+// it. Then it comes back as if no time had passed.
 func hostLost(at ledger.Point, short bool) scenario {
 	return scenario{
 		name:     "host lost " + inWords(at),
 		short:    short,
 		variants: []variant{{rabbitmq, 4, false}, {kafka, 4, true}},
-		prepare:  atLeisure,
+		prepare: func(w *world) {
+			atLeisure(w)
+			w.forwardersGoStraight()
+		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
 				return err
@@ -55,10 +59,11 @@ func hostLost(at ledger.Point, short bool) scenario {
 			if err != nil {
 				return err
 			}
-			if err := w.goesOn(ctx, c); err != nil {
+			restore, err := w.dropPackets(ctx, lost.PID())
+			if err != nil {
 				return err
 			}
-			if err := lost.Thaw(); err != nil {
+			if err := errors.Join(w.goesOn(ctx, c), restore(ctx), lost.Thaw()); err != nil {
 				return err
 			}
 			return c.WriteMore(ctx, 50)

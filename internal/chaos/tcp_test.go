@@ -64,13 +64,17 @@ func tcpFaults() (all []scenario) {
 			all = append(all, scenario{
 				name: kind.name + ", " + between.parties,
 				prepare: func(w *world) {
+					w.config.Transactions = 120
 					if !kind.hits || !isOfForwarder(between.pair) {
 						patientPublisher(w) // nothing may be sent twice, however busy the machine is
 					}
 				},
 				short: len(all)%tcpShortEvery == 0,
 				faults: func(ctx context.Context, w *world, c *ledger.Control) error {
-					return w.breakTwice(ctx, c, between.pair, kind)
+					if err := c.Reach(ctx, 0.3); err != nil {
+						return err
+					}
+					return w.breakFor(ctx, c, w.pair(between.pair), kind)
 				},
 			})
 		}
@@ -80,18 +84,6 @@ func tcpFaults() (all []scenario) {
 
 // tcpShortEvery has most kinds and pairs in the short form.
 const tcpShortEvery = 9
-
-func (w *world) breakTwice(ctx context.Context, c *ledger.Control, p pair, kind tcpFault) error {
-	for _, share := range []float64{0.2, 0.6} {
-		if err := c.Reach(ctx, share); err != nil {
-			return err
-		}
-		if err := w.breakFor(ctx, c, w.pair(p), kind); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 func isOfForwarder(p pair) bool {
 	return p == forwarderKafka || p == forwarderAMQP || p == forwarderPostgres

@@ -69,6 +69,10 @@ type world struct {
 	t      *testing.T
 	config ledger.Config
 	db     *testdb.DB // leads straight to the database
+	// straightDSN leads to the database, or to PgBouncer, without a proxy.
+	straightDSN string
+	// note is beside the variant in the table.
+	note string
 }
 
 type destinationBroker interface {
@@ -110,17 +114,30 @@ func (w *world) useDatabase(dsn string) {
 	for _, p := range postgresPairs {
 		require.NoError(w.t, w.proxies.lead(p, server))
 	}
-	through := func(p pair) string {
-		dsn := withHost(w.t, dsn, w.proxies[p].Listen)
+	at := func(address string) string {
+		dsn := withHost(w.t, dsn, address)
 		if w.pooled {
 			return testdb.WithSetting(w.t, dsn, "binary_parameters", "yes")
 		}
 		return dsn
 	}
-	forwarders := through(forwarderPostgres)
+	forwarders := at(w.proxies[forwarderPostgres].Listen)
+	w.straightDSN = at(server)
 	w.config.DSN = dsn
-	w.config.WriterDSN, w.config.ConsumerDSN = through(writerPostgres), through(consumerPostgres)
+	w.config.WriterDSN, w.config.ConsumerDSN = at(w.proxies[writerPostgres].Listen), at(w.proxies[consumerPostgres].Listen)
 	w.config.ForwarderDSN = func(int) string { return forwarders }
+}
+
+// forwardersGoStraight has them meet no proxy, which would answer in their place.
+func (w *world) forwardersGoStraight() {
+	w.t.Helper()
+	w.config.ForwarderDSN = func(int) string { return w.straightDSN }
+	switch broker := w.config.Broker.(type) {
+	case *ledger.Kafka:
+		broker.Through([]string{w.servers.address(kafkaPort)}, []string{w.proxies[consumerKafka].Listen})
+	case *rabbit:
+		broker.Through(w.servers.amqpURI(), broker.consumers)
+	}
 }
 
 func (w *world) newBroker() destinationBroker {

@@ -77,6 +77,9 @@ type Frozen struct {
 	replica  *replica
 }
 
+// PID is the process's.
+func (f *Frozen) PID() int { return f.replica.cmd.Process.Pid }
+
 // Thaw lets the replica go on as if no time had passed.
 func (f *Frozen) Thaw() error {
 	f.replicas.mu.Lock()
