@@ -133,8 +133,8 @@ func (w *world) forwardersGoStraight() {
 	w.t.Helper()
 	w.config.ForwarderDSN = func(int) string { return w.straightDSN }
 	switch broker := w.config.Broker.(type) {
-	case *ledger.Kafka:
-		broker.Through([]string{w.servers.address(kafkaPort)}, []string{w.proxies[consumerKafka].Listen})
+	case *kafkaBroker:
+		broker.Through([]string{w.servers.address(kafkaPort)}, []string{broker.consumers})
 	case *rabbit:
 		broker.Through(w.servers.amqpURI(), broker.consumers)
 	}
@@ -143,8 +143,11 @@ func (w *world) forwardersGoStraight() {
 func (w *world) newBroker() destinationBroker {
 	w.t.Helper()
 	if w.broker == kafka {
-		return ledger.NewKafka(w.t).Through(
-			[]string{w.proxies[forwarderKafka].Listen}, []string{w.proxies[consumerKafka].Listen})
+		consumers := w.proxies[consumerKafka].Listen
+		return &kafkaBroker{
+			Kafka:     ledger.NewKafka(w.t).Through([]string{w.proxies[forwarderKafka].Listen}, []string{consumers}),
+			consumers: consumers,
+		}
 	}
 	return w.newAMQP()
 }

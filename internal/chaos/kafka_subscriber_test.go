@@ -1,0 +1,102 @@
+package chaos_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/IBM/sarama"
+	wmkafka "github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/watermill-outbox/outbox/internal/ledger"
+)
+
+// kafkaBroker is the ledger's Kafka, but for the subscriber: the race detector finds sarama at
+// fault when it opens a connection again.
+type kafkaBroker struct {
+	*ledger.Kafka
+
+	consumers string // the address that they connect to
+}
+
+// Subscriber implements ledger.Broker.
+func (k *kafkaBroker) Subscriber(group string) (message.Subscriber, error) {
+	return &kafkaSubscriber{address: k.consumers, group: group}, nil
+}
+
+// kafkaSubscriber hands out one message at a time, and commits each. It is for one goroutine.
+type kafkaSubscriber struct {
+	address, group string
+
+	cancels []context.CancelFunc
+	open    sync.WaitGroup
+}
+
+func (s *kafkaSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(s.address), kgo.ConsumerGroup(s.group), kgo.ConsumeTopics(topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
+		kgo.MetadataMinAge(50*time.Millisecond), kgo.RetryTimeout(2*time.Second),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.cancels = append(s.cancels, cancel)
+	messages := make(chan *message.Message)
+	s.open.Go(func() {
+		defer close(messages)
+		defer cancel()
+		defer client.CloseAllowingRebalance()
+		for ctx.Err() == nil {
+			for record := range client.PollRecords(ctx, 10).RecordsAll() {
+				if handOver(ctx, record, messages) != nil {
+					return
+				}
+				_ = client.CommitRecords(ctx, record) // a later one does as well
+			}
+			client.AllowRebalance()
+		}
+	})
+	return messages, nil
+}
+
+// Close returns when nothing is in hand any more.
+func (s *kafkaSubscriber) Close() error {
+	for _, cancel := range s.cancels {
+		cancel()
+	}
+	s.open.Wait()
+	return nil
+}
+
+// handOver returns when a record is handled, however often that fails.
+func handOver(ctx context.Context, record *kgo.Record, messages chan<- *message.Message) error {
+	received := &sarama.ConsumerMessage{Key: record.Key, Value: record.Value}
+	for _, h := range record.Headers {
+		received.Headers = append(received.Headers, &sarama.RecordHeader{Key: []byte(h.Key), Value: h.Value})
+	}
+	for {
+		msg, err := wmkafka.DefaultMarshaler{}.Unmarshal(received)
+		if err != nil {
+			return err
+		}
+		msg.SetContext(ctx)
+		select {
+		case messages <- msg:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		select {
+		case <-msg.Acked():
+			return nil
+		case <-msg.Nacked():
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
