@@ -56,6 +56,8 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 		return outcome{}, fmt.Errorf("claim: %w", err)
 	}
 	if len(taken.rows) > 0 {
+		w.lookout.took(w, taken.rows)
+		defer w.lookout.landed(w)
 		w.publishing.Store(true)
 		done := w.publish(batchCtx, ctx, taken.rows, stretch)
 		w.publishing.Store(false)
@@ -149,7 +151,8 @@ const dueInterval = 50 * time.Millisecond
 // nextRequest looks for rows that wait from time to time, and at once where there are known
 // to be some. Where a broker is to be tried with a single row, it is not always one of those.
 func (w *worker) nextRequest(now time.Time) request {
-	ask := request{rows: w.config.BatchSize, passing: now.Before(w.passUntil)}
+	ask := request{rows: w.config.BatchSize, passing: now.Before(w.passUntil), lane: w.lane}
+	w.lane = anyLane
 	if w.routes == nil {
 		ask.rows, _ = w.paces.of("").now()
 	}

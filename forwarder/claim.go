@@ -42,6 +42,8 @@ func newClaimer(cfg Config, marks *marks) claimer {
 type request struct {
 	// rows is the most that it takes. Default: BatchSize.
 	rows int
+	// lane is the one to begin with, or anyLane.
+	lane int
 	// waiting has it look for rows that have waited and are due.
 	waiting bool
 	// passing has it pass by the units of rows that others have locked, instead of waiting
@@ -80,7 +82,7 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	lanes, total := []int64{onlyLane}, 1
 	if c.config.Ordering == PerKey {
 		var err error
-		lanes, total, err = c.claimLanes(ctx, tx)
+		lanes, total, err = c.claimLanesFrom(ctx, tx, ask.lane)
 		if err != nil || len(lanes) == 0 {
 			return claim{}, err
 		}

@@ -38,6 +38,7 @@ type Forwarder struct {
 	started atomic.Bool
 	running chan struct{}
 	wake    chan struct{}
+	sleeper *sleeper // nil: nobody wakes it
 }
 
 // New returns a Forwarder that reads from db and publishes to pub: in batches if pub
@@ -61,7 +62,12 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
+	sleeper, err := newSleeper(cfg, newListener(cfg, db, logger))
+	if err != nil {
+		return nil, err
+	}
 	return &Forwarder{
+		sleeper:   sleeper,
 		config:    cfg,
 		db:        db,
 		publisher: pub,
@@ -119,14 +125,16 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	if err != nil {
 		return err
 	}
+	var workers, others sync.WaitGroup
+	if f.sleeper != nil {
+		others.Go(func() { f.sleeper.ears.run(ctx) })
+	}
 	newWorker := f.workers(version)
-	var workers sync.WaitGroup
 	for range f.config.Workers {
 		w := newWorker()
 		workers.Go(func() { w.run(ctx) })
 	}
 	prober, patrol := newProber(newWorker()), newPatrol(newWorker())
-	var others sync.WaitGroup
 	others.Go(func() { prober.run(ctx) })
 	others.Go(func() { patrol.run(ctx) })
 	others.Go(func() {
@@ -140,6 +148,11 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 		"workers":  f.config.Workers,
 	})
 	workers.Wait()
+	if f.sleeper != nil {
+		if err := f.sleeper.close(ctx); err != nil {
+			f.logger.Error("Forwarder cannot wake other replicas", err, nil)
+		}
+	}
 	if afterwards != nil {
 		afterwards(newWorker()) // without waiting for a broker that does not answer
 	}
@@ -184,6 +197,9 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	routes, _ := f.publisher.(*Routes)
 	refused := &atomic.Bool{}
 	paces, suspects := &paces{config: f.config}, &suspects{}
+	lookout := newLookout(f.config, f.db, marks, f.wake)
+	lookout.sleeper = f.sleeper
+	lookout.trouble = func(err error) { f.logger.Error("Forwarder cannot sleep, it looks for rows by itself", err, nil) }
 	var newWorker func() *worker
 	newWorker = func() *worker {
 		return &worker{
@@ -199,7 +215,8 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			broker:    broker,
 			paces:     paces,
 			suspects:  suspects,
-			wake:      f.wake,
+			lookout:   lookout,
+			lane:      anyLane,
 			refused:   refused,
 			logger:    f.logger,
 

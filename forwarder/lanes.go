@@ -15,6 +15,9 @@ const maxLanes = 4096
 // onlyLane is the lane that everything is in where there is no order.
 const onlyLane = 0
 
+// anyLane has a claim begin with a random one.
+const anyLane = -1
+
 // lanesQuery locks free lanes until the end of the transaction, starting at a random
 // one: $1 lock base, $2 where to start, $3 among how many workers to share.
 func lanesQuery(s schema.Postgres) string {
@@ -28,7 +31,13 @@ func lanesQuery(s schema.Postgres) string {
 }
 
 func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
-	start := rand.IntN(maxLanes)
+	return c.claimLanesFrom(ctx, tx, anyLane)
+}
+
+func (c claimer) claimLanesFrom(ctx context.Context, tx *sql.Tx, start int) (lanes []int64, total int, err error) {
+	if start == anyLane {
+		start = rand.IntN(maxLanes)
+	}
 	rows, err := tx.QueryContext(ctx, c.lanesQuery, c.lockBase, start, c.workers)
 	if err != nil {
 		return nil, 0, fmt.Errorf("claim lanes: %w", err)

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +28,7 @@ type worker struct {
 	broker    *outage
 	paces     *paces
 	suspects  *suspects
-	wake      <-chan struct{}
+	lookout   *lookout
 	logger    watermill.LoggerAdapter
 
 	serverVersion int
@@ -41,6 +40,8 @@ type worker struct {
 	lookedAt   time.Time
 	lookedLast bool
 	lookSoon   bool
+	// lane is the one to begin the next claim with.
+	lane int
 	// tried are units that were tried alone and failed, while the broker seems to be away.
 	tried []int64
 	// rehearseUntil is how long settling is tried before a batch is published, in Unix
@@ -74,6 +75,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		if err == nil {
 			w.database.over()
+			w.lookout.claimed(out.claimed > 0)
 		}
 		if out.confirmed > 0 && w.broker.over() {
 			w.away.remember(entry{kind: kindBroker})
@@ -94,7 +96,7 @@ func (w *worker) run(ctx context.Context) {
 			sleep(ctx, wait, nil)
 		case out.claimed == 0:
 			backOff.Reset()
-			w.idle(ctx)
+			w.lane = w.lookout.await(ctx)
 		default:
 			backOff.Reset()
 		}
@@ -160,14 +162,6 @@ func (w *worker) checkPrivileges(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.config.DatabaseTimeout)
 	defer cancel()
 	return inReadOnlyTx(ctx, w.db, func(tx *sql.Tx) error { return requirePrivileges(ctx, tx, w.config.Schema) })
-}
-
-// idle waits for the next poll, with jitter, so that replicas that started together
-// do not ask together.
-func (w *worker) idle(ctx context.Context) {
-	interval := w.config.PollInterval
-	jittered := interval*9/10 + rand.N(interval/5+1)
-	sleep(ctx, jittered, w.wake)
 }
 
 func sleep(ctx context.Context, wait time.Duration, wake <-chan struct{}) {

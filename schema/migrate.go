@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strconv"
 	"strings"
 	"text/template"
 )
@@ -302,6 +303,10 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 		"BlockedIndex":          quote(s.blockedIndexName()),
 		"DeadAtIndex":           quote(s.deadAtIndexName()),
 		"RetentionIndex":        quote(s.retentionIndexName()),
+		"WakeUpFunction":        s.wakeUpFunction(),
+		"WakeUpTrigger":         quote(WakeUpTrigger),
+		"WakeUpLock":            strconv.Itoa(WakeUpLock),
+		"WakeUpChannel":         WakeUpChannel,
 	})
 	if err != nil {
 		return fmt.Errorf("schema: migrate: %w", err)
