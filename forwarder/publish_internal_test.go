@@ -128,7 +128,8 @@ func TestNothingIsSentWhenTheTimeIsOver(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	insertRows(t, db, 1)
-	w := newTestWorker(t, db, Config{Workers: 1, PublishTimeout: time.Millisecond, DatabaseTimeout: 50 * time.Millisecond})
+	w := newTestWorker(t, db, Config{Workers: 1})
+	w.config.PublishTimeout, w.config.DatabaseTimeout = time.Millisecond, 50*time.Millisecond
 	s := &script{}
 	w.publisher = s
 	out, err := w.forwardBatch(t.Context(), func(ctx context.Context, _ *sql.Tx) (claim, error) {

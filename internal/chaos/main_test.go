@@ -13,7 +13,10 @@ import (
 func TestMain(m *testing.M) {
 	embedded.RunChildIfAsked()
 	ledger.RunForwarderIfAsked()
-	goleak.VerifyTestMain(printsTable{m}, goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"))
+	goleak.VerifyTestMain(printsTable{m},
+		goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),
+		// toxiproxy leaves one behind where a connection ends while it is given a toxic.
+		goleak.IgnoreTopFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe"))
 }
 
 // printsTable prints the table of all runs after them.

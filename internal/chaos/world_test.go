@@ -97,10 +97,10 @@ func (s *suite) newWorld(t *testing.T, v variant, seed uint64, settings ...strin
 	w.config.Writers, w.config.Pace = 4, 25*time.Millisecond
 	w.config.Transactions = 200
 	w.config.Patience = 90 * time.Second
-	w.config.Forwarder = ledger.ForwarderConfig{
-		PublishTimeout: 2 * time.Second, DatabaseTimeout: 2 * time.Second,
-		RetryInitial: 50 * time.Millisecond, RetryMax: time.Second,
-	}
+	f := &w.config.Forwarder
+	f.PublishTimeout, f.DatabaseTimeout = 2*time.Second, 2*time.Second
+	f.RetryInitial, f.RetryMax = 50*time.Millisecond, time.Second
+	f.PollInterval = 100 * time.Millisecond
 	return w
 }
 
@@ -126,12 +126,18 @@ func (w *world) useDatabase(dsn string) {
 	w.config.DSN = dsn
 	w.config.WriterDSN, w.config.ConsumerDSN = at(w.proxies[writerPostgres].Listen), at(w.proxies[consumerPostgres].Listen)
 	w.config.ForwarderDSN = func(int) string { return forwarders }
+	if !w.pooled {
+		w.config.Forwarder.ListenDSN = forwarders
+	}
 }
 
 // forwardersGoStraight has them meet no proxy, which would answer in their place.
 func (w *world) forwardersGoStraight() {
 	w.t.Helper()
 	w.config.ForwarderDSN = func(int) string { return w.straightDSN }
+	if !w.pooled {
+		w.config.Forwarder.ListenDSN = w.straightDSN
+	}
 	switch broker := w.config.Broker.(type) {
 	case *kafkaBroker:
 		broker.Through([]string{w.servers.address(kafkaPort)}, []string{broker.consumers})

@@ -79,6 +79,7 @@ func runChild(encoded string) error {
 		Workers:      cfg.Forwarder.Workers,
 		BatchSize:    cfg.Forwarder.BatchSize,
 		PollInterval: cfg.Forwarder.PollInterval,
+		ListenDSN:    cfg.Forwarder.ListenDSN,
 
 		MaxAttempts:     cfg.Forwarder.MaxAttempts,
 		PublishTimeout:  cfg.Forwarder.PublishTimeout,

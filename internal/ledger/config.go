@@ -79,6 +79,8 @@ type ForwarderConfig struct {
 	Workers      int
 	BatchSize    int
 	PollInterval time.Duration
+	// ListenDSN has replicas sleep.
+	ListenDSN string
 
 	// Their zero values are left to the forwarder's own defaults.
 	MaxAttempts     int
