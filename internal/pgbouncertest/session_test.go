@@ -81,7 +81,8 @@ func session(t *testing.T, one *sql.DB) (state string) {
 	require.Equal(t, 1, one.Stats().MaxOpenConnections)
 	err := one.QueryRowContext(t.Context(), `SELECT pg_catalog.jsonb_pretty(pg_catalog.jsonb_build_object(
 		'backend', pg_catalog.pg_backend_pid(),
-		'settings', (SELECT pg_catalog.jsonb_object_agg(name, setting) FROM pg_catalog.pg_settings),
+		'settings', (SELECT pg_catalog.jsonb_object_agg(name, setting) FROM pg_catalog.pg_settings
+			WHERE name NOT LIKE 'plpgsql.%'), -- they are listed once the language is loaded
 		'prepared', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements WHERE name <> ''),
 		'cursors', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_cursors WHERE name <> ''),
 		'locks', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'advisory'),
