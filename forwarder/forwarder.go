@@ -199,7 +199,7 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 	paces, suspects := &paces{config: f.config}, &suspects{}
 	lookout := newLookout(f.config, f.db, marks, f.wake)
 	lookout.sleeper = f.sleeper
-	lookout.trouble = func(err error) { f.logger.Error("Forwarder cannot sleep, it looks for rows by itself", err, nil) }
+	lookout.trouble = &outage{what: "Wake-up by writers", logger: f.logger}
 	var newWorker func() *worker
 	newWorker = func() *worker {
 		return &worker{

@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"sync"
 	"time"
 
@@ -21,12 +20,20 @@ type lookout struct {
 	db      *sql.DB
 	marks   *marks
 	sleeper *sleeper // nil: nobody wakes it
-	trouble func(error)
+	trouble *outage
 	wake    <-chan struct{}
 	query   string
 
 	// turn is held by the worker that keeps it.
 	turn chan struct{}
+	// stirred gets something when a claim of others has found something.
+	stirred chan struct{}
+	// lookOnce says that it has just lain down: what was committed before, nobody wakes it for.
+	lookOnce bool
+	// awakeUntil is how long it does not try to sleep, since that failed.
+	awakeUntil time.Time
+	// naps is how many times it has slept since the last claim.
+	naps int
 
 	mu sync.Mutex
 	// workedAt is when a claim found something, claimedAt when there was one at all.
@@ -48,6 +55,8 @@ const (
 	searchShare = 10
 	// sleepAfter is how long a forwarder looks by itself before it goes to sleep.
 	sleepAfter = time.Second
+	// napsToClaim is after how many naps a claim is made, whatever there is.
+	napsToClaim = 10
 	// longestInVain bounds how long what only others may claim delays the next look.
 	longestInVain = 50 * time.Millisecond
 )
@@ -55,7 +64,7 @@ const (
 func newLookout(cfg Config, db *sql.DB, marks *marks, wake <-chan struct{}) *lookout {
 	return &lookout{
 		config: cfg, db: db, marks: marks, wake: wake, query: lookQuery(cfg.Schema),
-		turn: make(chan struct{}, 1), flying: map[*worker]int64{}, workedAt: time.Now(), claimedAt: time.Now(),
+		turn: make(chan struct{}, 1), stirred: make(chan struct{}, 1), flying: map[*worker]int64{}, workedAt: time.Now(), claimedAt: time.Now(),
 	}
 }
 
@@ -93,6 +102,10 @@ func (l *lookout) claimed(something bool) {
 	l.claimedAt = time.Now()
 	if something {
 		l.workedAt, l.inVain = l.claimedAt, 0
+		select {
+		case l.stirred <- struct{}{}:
+		default:
+		}
 		return
 	}
 	l.inVain++
@@ -103,17 +116,14 @@ func (l *lookout) await(ctx context.Context) (lane int) {
 	lane = anyLane
 	select {
 	case l.turn <- struct{}{}:
-	case <-l.wake:
-		return lane
 	case <-ctx.Done():
 		return lane
 	}
 	defer func() { <-l.turn }()
 	for found := false; !found && ctx.Err() == nil; {
-		if l.sleeper != nil {
+		if l.sleeps(ctx) {
 			lane, found = l.sleep(ctx)
-		}
-		if !found {
+		} else {
 			lane, found = l.look(ctx)
 		}
 	}
@@ -125,8 +135,10 @@ func (l *lookout) look(ctx context.Context) (lane int, found bool) {
 	pause, due := l.pause(time.Now())
 	select {
 	case <-time.After(pause):
+	case <-l.stirred:
+		return anyLane, false // the pause is shorter now
 	case <-l.wake:
-		return anyLane, true
+		return l.search(ctx)
 	case <-ctx.Done():
 		return anyLane, true
 	}
@@ -179,38 +191,60 @@ func (l *lookout) view() (from int64, away []string) {
 	return from, away
 }
 
-// sleep sleeps until it is time to claim. False says that it is not the time to sleep, or that
-// it could not.
+// sleeps says whether it sleeps now, and has it lie down or get up before as it should.
+func (l *lookout) sleeps(ctx context.Context) bool {
+	if l.sleeper == nil {
+		return false
+	}
+	if !l.maySleep(time.Now()) {
+		if l.sleeper.asleep { // somebody has found something meanwhile
+			l.getUp(ctx, true)
+		}
+		return false
+	}
+	if l.sleeper.asleep {
+		return true
+	}
+	lies, err := l.sleeper.lieDown(ctx)
+	l.tell(ctx, err)
+	if l.lookOnce = lies; lies {
+		l.trouble.over()
+	}
+	return lies
+}
+
+// sleep sleeps until it is time to claim, or to think again.
 func (l *lookout) sleep(ctx context.Context) (lane int, found bool) {
-	if !l.sleeper.asleep {
-		if !l.maySleep(time.Now()) {
-			return anyLane, false
-		}
-		lies, err := l.sleeper.lieDown(ctx)
-		l.tell(ctx, err)
-		if !lies {
-			return anyLane, false
-		}
-		if lane, found := l.search(ctx); found {
+	if l.lookOnce {
+		l.lookOnce = false
+		if lane, found = l.search(ctx); found {
 			l.getUp(ctx, true)
 			return lane, true
 		}
-	}
-	if !l.maySleep(time.Now()) { // somebody has found something meanwhile
-		l.getUp(ctx, true)
-		return anyLane, false
 	}
 	select {
 	case <-l.sleeper.ears.heard:
 		l.getUp(ctx, !l.sleeper.ears.hears.Load())
 		return l.search(ctx)
-	case <-l.wake:
-	case <-ctx.Done():
 	case <-time.After(max(nap, l.config.PollInterval)):
-		_, err := l.sleeper.stillSleeps(ctx)
-		l.tell(ctx, err)
+		return l.turnOver(ctx)
+	case <-l.wake:
+		return l.search(ctx)
+	case <-ctx.Done():
+		return anyLane, true
 	}
-	return anyLane, true
+}
+
+// turnOver looks, though nobody has woken it, and goes on sleeping if there is nothing. From
+// time to time it claims, which finds what a look does not.
+func (l *lookout) turnOver(ctx context.Context) (lane int, found bool) {
+	_, err := l.sleeper.stillSleeps(ctx)
+	l.tell(ctx, err)
+	if l.naps++; l.naps >= napsToClaim {
+		l.naps = 0
+		return anyLane, true
+	}
+	return l.search(ctx)
 }
 
 // getUp has it look by itself from now on.
@@ -221,16 +255,20 @@ func (l *lookout) getUp(ctx context.Context, tell bool) {
 	l.workedAt, l.inVain = time.Now(), 0
 }
 
+// tell tells of what keeps it from sleeping; for a while it does not try again.
 func (l *lookout) tell(ctx context.Context, err error) {
-	if err != nil && ctx.Err() == nil {
-		l.trouble(fmt.Errorf("forwarder: sleep: %w", err))
+	if err == nil || ctx.Err() != nil {
+		return
 	}
+	began := time.Now()
+	l.awakeUntil = began.Add(l.config.RetryMax)
+	l.trouble.note("Forwarder cannot sleep, it looks for rows every PollInterval", err, l.config.RetryMax, began)
 }
 
 func (l *lookout) maySleep(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return now.Sub(l.workedAt) >= sleepAfter && len(l.flying) == 0
+	return now.Sub(l.workedAt) >= sleepAfter && len(l.flying) == 0 && now.After(l.awakeUntil)
 }
 
 // lowest is the lowest mark, and what is left out.

@@ -31,7 +31,8 @@ var (
 
 // migrateSettings keep what a session brings out of what stays: the functions behind
 // the defaults of columns, and names that are not ASCII.
-const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = UTF8`
+const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = UTF8;
+	SET LOCAL standard_conforming_strings = on`
 
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
@@ -303,6 +304,7 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 		"BlockedIndex":          quote(s.blockedIndexName()),
 		"DeadAtIndex":           quote(s.deadAtIndexName()),
 		"RetentionIndex":        quote(s.retentionIndexName()),
+		"OutboxLiteral":         literal(s.Outbox()),
 		"WakeUpFunction":        s.wakeUpFunction(),
 		"WakeUpTrigger":         quote(WakeUpTrigger),
 		"WakeUpLock":            strconv.Itoa(WakeUpLock),
