@@ -92,6 +92,20 @@ DURATION ?= 30m
 soak: ## as chaos, at random, for DURATION (30m)
 	@cd internal/chaos && CHAOS=soak CHAOS_DURATION='$(DURATION)' go test -race -count=1 -timeout=0 -v -run='^TestFaults$$' .
 
+RUN_BENCH := cd benchmarks && go run ./cmd/bench
+
+.PHONY: bench
+bench: services ## measure it beside what users have today, about 10 minutes; BENCH='-run REGEXP' for a part
+	@$(ADDRESSES); $(RUN_BENCH) $(BENCH)
+
+.PHONY: bench-short
+bench-short: services ## a first impression of 'make bench', about 2 minutes
+	@$(ADDRESSES); $(RUN_BENCH) -short $(BENCH)
+
+.PHONY: bench-readme
+bench-readme: ## write benchmarks/results/published into benchmarks/README.md
+	@$(RUN_BENCH) -results results/published -readme README.md
+
 .PHONY: lint
 lint: ## run the linters
 	@$(CHECK); \
