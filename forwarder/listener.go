@@ -40,7 +40,7 @@ const (
 
 var (
 	errNotHeard    = errors.New("a notification did not arrive; ListenDSN must lead to the database itself, or to a pooler in session mode")
-	errTriggerOff  = errors.New("the trigger " + schema.WakeUpTrigger + " is missing or disabled")
+	errTriggerOff  = errors.New("the trigger " + schema.WakeUpTrigger + " is missing or disabled, or was made for a table of another name")
 	errPreparation = errors.New("max_prepared_transactions is not 0, so that writers do not notify")
 )
 
@@ -77,8 +77,7 @@ func (l *listener) wake() {
 
 // listen listens for as long as it can.
 func (l *listener) listen(ctx context.Context) error {
-	table, err := l.inspect(ctx)
-	if err != nil {
+	if err := l.inspect(ctx); err != nil {
 		return err
 	}
 	notifications := make(chan *pq.Notification, 32)
@@ -93,7 +92,7 @@ func (l *listener) listen(ctx context.Context) error {
 	}()
 	private := "watermill_outbox_" + strings.ToLower(rand.Text())
 	_, err = answered(l.config.DatabaseTimeout, func() (bool, error) {
-		if done, err := conn.Listen(channelOf(table)); err != nil {
+		if done, err := conn.Listen(l.config.Schema.WakeUpChannel()); err != nil {
 			return done, err //nolint:wrapcheck // done below
 		}
 		return conn.Listen(private)
@@ -101,11 +100,11 @@ func (l *listener) listen(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	return l.receive(ctx, table, private, notifications)
+	return l.receive(ctx, private, notifications)
 }
 
 // receive hands on what arrives, and tries every now and then whether it does.
-func (l *listener) receive(ctx context.Context, table int64, private string, notifications <-chan *pq.Notification) error {
+func (l *listener) receive(ctx context.Context, private string, notifications <-chan *pq.Notification) error {
 	sound := time.NewTimer(0)
 	defer sound.Stop()
 	var deadline <-chan time.Time
@@ -126,14 +125,7 @@ func (l *listener) receive(ctx context.Context, table int64, private string, not
 				l.wake()
 			}
 		case <-sound.C:
-			again, err := l.inspect(ctx)
-			if err != nil {
-				return err
-			}
-			if again != table {
-				return errors.New("the table is another one")
-			}
-			if err := l.notify(ctx, private); err != nil {
+			if err := errors.Join(l.inspect(ctx), l.notify(ctx, private)); err != nil {
 				return err
 			}
 			deadline = time.After(l.config.DatabaseTimeout)
@@ -156,12 +148,9 @@ func (l *listener) notify(ctx context.Context, channel string) error {
 	return nil
 }
 
-// inspect returns the table's oid if its writers do notify.
-func (l *listener) inspect(ctx context.Context) (table int64, err error) {
-	type found struct {
-		table         int64
-		trigger, idle bool
-	}
+// inspect says whether writers would notify.
+func (l *listener) inspect(ctx context.Context) error {
+	type found struct{ trigger, unprepared bool }
 	f, err := answered(2*l.config.DatabaseTimeout, func() (f found, err error) {
 		ctx, cancel := context.WithTimeout(ctx, l.config.DatabaseTimeout)
 		defer cancel()
@@ -169,26 +158,25 @@ func (l *listener) inspect(ctx context.Context) (table int64, err error) {
 			if _, err := tx.ExecContext(ctx, `SET LOCAL search_path = pg_catalog`); err != nil {
 				return err //nolint:wrapcheck // done below
 			}
-			return tx.QueryRowContext(ctx, `SELECT c.oid::bigint,
-					EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND t.tgname = $2 AND t.tgenabled IN ('O', 'A')),
-					current_setting('max_prepared_transactions') = '0'
-				FROM pg_class AS c WHERE c.oid = $1::text::regclass`, l.config.Schema.Outbox(), schema.WakeUpTrigger).
-				Scan(&f.table, &f.trigger, &f.idle)
+			all, outbox := l.config.Schema.WakeUpLock()
+			return tx.QueryRowContext(ctx, `SELECT
+					EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = $1::text::regclass AND t.tgname = $2 AND t.tgenabled IN ('O', 'A')
+						AND strpos(pg_get_triggerdef(t.oid), $3) > 0),
+					current_setting('max_prepared_transactions') = '0'`,
+				l.config.Schema.Outbox(), schema.WakeUpTrigger, fmt.Sprintf("(%d, %d)", all, outbox)).Scan(&f.trigger, &f.unprepared)
 		})
 		return f, err
 	})
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("look for the trigger: %w", err)
-	case !f.idle:
-		return 0, errPreparation
+		return fmt.Errorf("look for the trigger: %w", err)
+	case !f.unprepared:
+		return errPreparation
 	case !f.trigger:
-		return 0, errTriggerOff
+		return errTriggerOff
 	}
-	return f.table, nil
+	return nil
 }
-
-func channelOf(table int64) string { return schema.WakeUpChannel + strconv.FormatInt(table, 10) }
 
 // withConnectTimeout bounds what lib/pq would wait for without an end, unless dsn does.
 func withConnectTimeout(dsn string) string {

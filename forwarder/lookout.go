@@ -51,8 +51,8 @@ const (
 	shortestLook = 2 * time.Millisecond
 	// lookShare is the part of the time without work that passes between two looks.
 	lookShare = 100
-	// searchShare keeps searches below a tenth of the time or so, however long one takes.
-	searchShare = 10
+	// searchShare keeps searches below a third of the time, however long one takes.
+	searchShare = 2
 	// sleepAfter is how long a forwarder looks by itself before it goes to sleep.
 	sleepAfter = time.Second
 	// napsToClaim is after how many naps a claim is made, whatever there is.
@@ -64,7 +64,8 @@ const (
 func newLookout(cfg Config, db *sql.DB, marks *marks, wake <-chan struct{}) *lookout {
 	return &lookout{
 		config: cfg, db: db, marks: marks, wake: wake, query: lookQuery(cfg.Schema),
-		turn: make(chan struct{}, 1), stirred: make(chan struct{}, 1), flying: map[*worker]int64{}, workedAt: time.Now(), claimedAt: time.Now(),
+		turn: make(chan struct{}, 1), stirred: make(chan struct{}, 1),
+		flying: map[*worker]int64{}, workedAt: time.Now(), claimedAt: time.Now(),
 	}
 }
 
@@ -261,8 +262,8 @@ func (l *lookout) tell(ctx context.Context, err error) {
 		return
 	}
 	began := time.Now()
-	l.awakeUntil = began.Add(l.config.RetryMax)
-	l.trouble.note("Forwarder cannot sleep, it looks for rows every PollInterval", err, l.config.RetryMax, began)
+	l.awakeUntil = began.Add(nap)
+	l.trouble.note("Forwarder cannot sleep, it looks for rows every PollInterval", err, nap, began)
 }
 
 func (l *lookout) maySleep(now time.Time) bool {

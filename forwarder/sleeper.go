@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/lib/pq"
-
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // sleeper lets a forwarder sleep until a writer wakes it. Only who keeps a lookout uses it.
@@ -70,14 +68,10 @@ func (s *sleeper) lieDown(ctx context.Context) (bool, error) {
 		if f.conn, err = s.lockDB.Conn(ctx); err != nil {
 			return f, fmt.Errorf("connect to ListenDSN: %w", err)
 		}
+		all, outbox := s.config.Schema.WakeUpLock()
 		err = f.conn.QueryRowContext(ctx, `SELECT l.won,
-				CASE WHEN l.won THEN false ELSE pg_catalog.pg_try_advisory_xact_lock_shared($1, l.outbox) END
-			FROM (
-				SELECT t.outbox, pg_catalog.pg_try_advisory_lock($1, t.outbox) AS won
-				FROM (SELECT $2::pg_catalog.text::pg_catalog.regclass::pg_catalog.oid::pg_catalog.int4 AS outbox) AS t
-				OFFSET 0
-			) AS l`,
-			schema.WakeUpLock, s.config.Schema.Outbox()).Scan(&f.won, &f.sharing)
+				CASE WHEN l.won THEN false ELSE pg_catalog.pg_try_advisory_xact_lock_shared($1, $2) END
+			FROM (SELECT pg_catalog.pg_try_advisory_lock($1, $2) AS won OFFSET 0) AS l`, all, outbox).Scan(&f.won, &f.sharing)
 		if err != nil {
 			return f, errors.Join(fmt.Errorf("lie down: %w", err), drop(f.conn))
 		}
@@ -127,10 +121,9 @@ func (s *sleeper) getUp(ctx context.Context, tell bool) error {
 	_, err := answered(2*s.config.DatabaseTimeout, func() (struct{}, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.config.DatabaseTimeout)
 		defer cancel()
-		_, err := duty.ExecContext(ctx, `SELECT pg_catalog.pg_advisory_unlock($1, t.outbox::pg_catalog.int4),
-				CASE WHEN $3::pg_catalog.bool THEN pg_catalog.pg_notify(pg_catalog.concat($4::pg_catalog.text, t.outbox), '') END
-			FROM (SELECT $2::pg_catalog.text::pg_catalog.regclass::pg_catalog.oid AS outbox) AS t`,
-			schema.WakeUpLock, s.config.Schema.Outbox(), tell, schema.WakeUpChannel)
+		all, outbox := s.config.Schema.WakeUpLock()
+		_, err := duty.ExecContext(ctx, `SELECT pg_catalog.pg_advisory_unlock($1, $2),
+			CASE WHEN $3::pg_catalog.bool THEN pg_catalog.pg_notify($4, '') END`, all, outbox, tell, s.config.Schema.WakeUpChannel())
 		if err != nil {
 			return struct{}{}, errors.Join(fmt.Errorf("get up: %w", err), drop(duty))
 		}

@@ -22,9 +22,10 @@ func sleepy(db *testdb.DB) forwarder.Config {
 // holders are the sessions that hold the lock of those that sleep.
 func holders(t *testing.T, db *testdb.DB) (pids []int) {
 	t.Helper()
+	all, outbox := db.Schema.WakeUpLock()
 	rows, err := db.QueryContext(t.Context(), `SELECT l.pid FROM pg_catalog.pg_locks AS l
-		WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = $1 AND l.objid = $2::text::regclass::oid
-			AND l.mode = 'ExclusiveLock' AND l.granted`, schema.WakeUpLock, db.Schema.Outbox())
+		WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = $1 AND l.objid = $2
+			AND l.mode = 'ExclusiveLock' AND l.granted`, all, outbox)
 	require.NoError(t, err)
 	defer rows.Close()
 	for rows.Next() {

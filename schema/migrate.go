@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"strconv"
 	"strings"
 	"text/template"
 )
@@ -31,8 +30,7 @@ var (
 
 // migrateSettings keep what a session brings out of what stays: the functions behind
 // the defaults of columns, and names that are not ASCII.
-const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = UTF8;
-	SET LOCAL standard_conforming_strings = on`
+const migrateSettings = `SET LOCAL search_path = pg_catalog; SET LOCAL client_encoding = UTF8`
 
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
@@ -304,11 +302,10 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 		"BlockedIndex":          quote(s.blockedIndexName()),
 		"DeadAtIndex":           quote(s.deadAtIndexName()),
 		"RetentionIndex":        quote(s.retentionIndexName()),
-		"OutboxLiteral":         literal(s.Outbox()),
 		"WakeUpFunction":        s.wakeUpFunction(),
 		"WakeUpTrigger":         quote(WakeUpTrigger),
-		"WakeUpLock":            strconv.Itoa(WakeUpLock),
-		"WakeUpChannel":         WakeUpChannel,
+		"WakeUpLock":            s.wakeUpArguments(),
+		"WakeUpChannel":         s.WakeUpChannel(),
 	})
 	if err != nil {
 		return fmt.Errorf("schema: migrate: %w", err)

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox/forwarder"
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // Everything goes through the pooler but the connections that wait: a forwarder that looks by
@@ -60,9 +59,10 @@ func startSleepy(t *testing.T, db database, listenDSN string, poll time.Duration
 // sleepers is how many sessions hold the lock of a forwarder that sleeps.
 func (d database) sleepers(t *testing.T) (n int) {
 	t.Helper()
+	all, outbox := d.schema.WakeUpLock()
 	err := d.direct.QueryRowContext(t.Context(), `SELECT count(*) FROM pg_catalog.pg_locks AS l
-		WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = $1 AND l.objid = $2::text::regclass::oid
-			AND l.mode = 'ExclusiveLock' AND l.granted`, schema.WakeUpLock, d.schema.Outbox()).Scan(&n)
+		WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = $1 AND l.objid = $2
+			AND l.mode = 'ExclusiveLock' AND l.granted`, all, outbox).Scan(&n)
 	require.NoError(t, err)
 	return n
 }

@@ -15,7 +15,7 @@ import (
 
 // forwardDefault is the forwarder with default settings.
 func forwardDefault(ctx context.Context, o *rig.Outbox, pub rig.Publisher, ready func()) error {
-	return forward(forwarder.Config{})(ctx, o, pub, ready)
+	return forward(forwarder.Config{ListenDSN: o.DSN})(ctx, o, pub, ready)
 }
 
 // forwardOnNotify is the forwarder, woken by what is the fastest and costs writers the

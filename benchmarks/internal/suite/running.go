@@ -21,7 +21,7 @@ func newBusy(ctx context.Context, r rig.Rig, clean *compare.Cleanup) (*busy, err
 		return nil, err
 	}
 	b := &busy{outbox: o, sink: &rig.Counter{}}
-	f, err := forwarder.New(o.DB, b.sink, forwarder.Config{Schema: o.Schema}, nil)
+	f, err := forwarder.New(o.DB, b.sink, forwarder.Config{Schema: o.Schema, ListenDSN: o.DSN}, nil)
 	if err != nil {
 		return nil, err
 	}
