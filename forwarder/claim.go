@@ -74,7 +74,8 @@ type claim struct {
 // There are two kinds of rows. Those that have failed, and those that were found behind
 // one of their unit, wait: they stand in indexes of their own. All others are the flow,
 // which is read in the order of seq. So however many rows wait, they are read when they
-// are due and not before.
+// are due and not before. One that is due is left for later where the flow has not come so far:
+// rows of its unit may be in between that a forwarder without Ordering has left there.
 //
 // A row that somebody else has locked is waited for, up to lock_timeout, so that nothing
 // of its unit overtakes it.
@@ -104,6 +105,12 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	flowing, err := c.claimFlow(ctx, tx, ask, due, lanes, total)
 	if err != nil {
 		return claim{}, fmt.Errorf("claim rows: %w", err)
+	}
+	if c.config.Ordering == PerKey && due.last() > flowing.until {
+		due = due.upTo(flowing.until)
+		if flowing, err = c.claimFlow(ctx, tx, ask, due, lanes, total); err != nil {
+			return claim{}, fmt.Errorf("claim rows: %w", err)
+		}
 	}
 	if err := c.park(ctx, tx, flowing.held); err != nil {
 		return claim{}, err

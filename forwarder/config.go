@@ -9,14 +9,18 @@ import (
 	"github.com/watermill-outbox/outbox/schema"
 )
 
-// Ordering says in which order a forwarder publishes.
+// Ordering says in which order a forwarder publishes. It may be changed while rows wait, and
+// differ from replica to replica in a rolling deployment: nothing is lost, and PerKey holds for
+// what is sent once no replica has None any more.
 type Ordering string
 
 const (
 	// PerKey publishes the messages of one unit (destination, partition key) in the
 	// order of their commits. All replicas of an outbox must use it for it to hold.
 	PerKey Ordering = "per_key"
-	// None publishes in any order; replicas and workers share even a single unit.
+	// None publishes in any order; replicas and workers share even a single unit. No row waits
+	// for another, nor for a dead letter that blocks its unit: what a forwarder with PerKey has
+	// held back is let go on, within a minute or so, or longer where millions wait.
 	None Ordering = "none"
 )
 
@@ -31,7 +35,10 @@ const (
 )
 
 // DeadLetterPolicy says what becomes of a unit when one of its messages is moved to the
-// dead letters.
+// dead letters. It holds for what dies under it: changed to Continue, it leaves units blocked
+// that are (Stats lists them) until an operator replays or discards their dead letters, or sets
+// their blocks to false; changed to Block, it stops no unit that has gone on. So replicas may
+// differ in it for a while.
 type DeadLetterPolicy string
 
 const (

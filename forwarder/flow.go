@@ -3,6 +3,7 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"math"
 
 	"github.com/lib/pq"
 
@@ -98,8 +99,10 @@ const size = `coalesce(octet_length(payload), octet_length(payload_bytes))
 // snapshot if the lock was waited for.
 //
 // Beside them it returns, in one row at least, what the marks need to know, which rows are
-// held back, and the first seq beyond the last to look at.
+// held back, the first seq beyond the last to look at, and up to which seq it returns all, if
+// that is not the last.
 func flowQuery(s schema.Postgres, held, lock, andThen string) string {
+	const fits = `(total <= $2::bigint OR (place = 1 AND $11::boolean))`
 	return `WITH head AS (
 			SELECT ` + columns + ` FROM ` + s.Outbox() + ` WHERE ` + flowFilter + `
 			ORDER BY seq
@@ -111,15 +114,19 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
 			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM judged WHERE NOT held ` + andThen + `) AS measured
 		)
-		SELECT seen.history, seen.newest, seen.first, seen.beyond, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
+		SELECT seen.history, seen.newest, seen.first, seen.beyond, seen.until, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
 		FROM (
 			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,
 				(SELECT min(judged.seq) FROM judged) AS first,
+				least(
+					(SELECT min(sized.seq) - 1 FROM sized WHERE NOT ` + fits + `),
+					CASE WHEN (SELECT count(*) FROM head) >= $1::integer THEN (SELECT max(head.seq) FROM head) END
+				) AS until,
 				(SELECT n.seq FROM ` + s.Outbox() + ` AS n WHERE n.seq > $12::bigint ORDER BY n.seq LIMIT 1) AS beyond,
 				(SELECT array_agg(judged.seq) FROM judged WHERE held AND $10::bigint[] IS NOT NULL ` + andThen + `)::text AS held
 		) AS seen
-		LEFT JOIN sized ON total <= $2::bigint OR (place = 1 AND $11::boolean)
+		LEFT JOIN sized ON ` + fits + `
 		ORDER BY seq`
 }
 
@@ -127,22 +134,26 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 type flowRows struct {
 	rows []row
 	held []int64
+	// until is the seq up to which it has found all.
+	until int64
 }
 
+// claimFlow reads it also where rows that are due take all of the batch, if some may be before
+// them.
 func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due dueRows, lanes []int64, total int) (flowRows, error) {
 	rows, bytes := ask.rows-len(due.rows), c.config.BatchBytes-due.bytes()
-	if rows <= 0 || bytes <= 0 {
-		return flowRows{}, nil
+	v := c.marks.view(lanes, total)
+	if (rows <= 0 || bytes <= 0) && (c.config.Ordering == None || due.last() <= v.from) {
+		return flowRows{until: v.from}, nil
 	}
 	query := c.flow.query
 	if ask.passing {
 		query = c.flow.passing
 	}
-	v := c.marks.view(lanes, total)
 	for from := v.from; ; {
 		found := finding{lanes: lanes}
 		flowing, err := c.readFlow(ctx, tx, &found, query,
-			rows, bytes, append(pq.StringArray{}, v.away...), from, v.newest, total, pq.Int64Array(lanes), c.table,
+			max(1, rows), max(0, bytes), append(pq.StringArray{}, v.away...), from, v.newest, total, pq.Int64Array(lanes), c.table,
 			ask.tried, due.seqs(), len(due.rows) == 0, from+window)
 		if err != nil {
 			return flowRows{}, err
@@ -156,6 +167,10 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 			c.marks.learn(v, found)
 		}
 		if found.first > 0 || found.beyond == 0 {
+			if found.beyond > 0 {
+				flowing.until = min(flowing.until, from+window)
+			}
+			flowing.rows = flowing.rows[:min(len(flowing.rows), max(0, rows))]
 			return flowing, nil
 		}
 		from = found.beyond - 1
@@ -174,15 +189,18 @@ func (c claimer) readFlow(ctx context.Context, tx *sql.Tx, found *finding, query
 	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
 	for rows.Next() {
 		var (
-			newest, first, beyond sql.Null[int64]
-			held                  pq.Int64Array
-			line                  rowScan
+			newest, first, beyond, until sql.Null[int64]
+			held                         pq.Int64Array
+			line                         rowScan
 		)
-		if err := rows.Scan(append([]any{&found.history, &newest, &first, &beyond, &held}, line.targets()...)...); err != nil {
+		if err := rows.Scan(append([]any{&found.history, &newest, &first, &beyond, &until, &held}, line.targets()...)...); err != nil {
 			return flowRows{}, err //nolint:wrapcheck // claim wraps it
 		}
 		found.first, found.last, found.beyond = first.V, max(found.last, first.V, newest.V), beyond.V
-		flowing.held = append(flowing.held, held...)
+		flowing.held, flowing.until = append(flowing.held, held...), math.MaxInt64
+		if until.Valid {
+			flowing.until = until.V
+		}
 		if row := line.row(); row.seq > 0 { // a claim that found none has a line all the same
 			flowing.rows = append(flowing.rows, row)
 			found.last = max(found.last, row.seq)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,18 +124,30 @@ func (m *model) set(change func()) {
 	change()
 }
 
+// deployment is what its replicas are configured with, each with one of a list.
+type deployment struct {
+	orderings []Ordering
+	policies  []DeadLetterPolicy
+}
+
+// orders says whether units keep their order.
+func (d deployment) orders() bool { return !slices.Contains(d.orderings, None) }
+
 // simulation runs forwarders, producers and operators on one outbox.
 type simulation struct {
-	t        *testing.T
-	db       *testdb.DB
-	model    *model
-	ordering Ordering
-	policy   DeadLetterPolicy
+	t          *testing.T
+	db         *testdb.DB
+	model      *model
+	deployment deployment
+	// ordered is since when units keep their order.
+	ordered time.Time
 	// flows says that operators put rows back into the flow, instead of making them due.
 	flows bool
 
 	mu      sync.Mutex
 	deleted map[Unit]map[int]bool
+	// blocking are dead letters that have blocked their units.
+	blocking map[Unit]map[int]bool
 }
 
 // config is another one at each start.
@@ -142,8 +155,8 @@ func (s *simulation) config() Config {
 	settlements := []Settlement{Delete, MarkPublished}
 	return Config{
 		Schema:          s.db.Schema,
-		Ordering:        s.ordering,
-		OnDeadLetter:    s.policy,
+		Ordering:        s.deployment.orderings[s.model.roll(len(s.deployment.orderings))],
+		OnDeadLetter:    s.deployment.policies[s.model.roll(len(s.deployment.policies))],
 		Settlement:      settlements[s.model.roll(2)],
 		Workers:         1 + s.model.roll(3),
 		BatchSize:       1 + s.model.roll(20),
@@ -178,7 +191,7 @@ func (s *simulation) forwarder(ctx context.Context) {
 	all.Go(func() { prober.run(ctx) })
 	all.Go(func() {
 		for ctx.Err() == nil {
-			_ = errors.Join(patrol.look(ctx), patrol.adopt(ctx), patrol.dropStale(ctx)) // sessions are killed
+			_ = errors.Join(patrol.look(ctx), patrol.tour(ctx), patrol.dropStale(ctx)) // sessions are killed
 			sleep(ctx, 200*time.Millisecond, nil)
 		}
 	})
@@ -325,14 +338,17 @@ func (s *simulation) check(unit Unit, rows int, letters map[int]time.Time, unblo
 	for n := range rows {
 		require.Truef(s.t, gone(n, time.Now()), "%v: %d of %d is lost", unit, n, rows)
 	}
-	if s.ordering == None {
+	if !s.deployment.orders() {
 		return
 	}
 	for _, d := range s.model.first[unit] {
+		if d.at.Before(s.ordered) {
+			continue
+		}
 		for n := range d.number {
 			require.Truef(s.t, gone(n, d.at), "%v: %d has overtaken %d (flows: %v)", unit, d.number, n, s.flows)
 			dead, isDead := letters[n]
-			blocks := s.policy == Block && isDead && dead.Before(d.at) && d.at.Before(unblocked)
+			blocks := s.blocking[unit][n] && isDead && dead.Before(d.at) && d.at.Before(unblocked)
 			require.Falsef(s.t, blocks, "%v: %d went on behind the dead letter %d", unit, d.number, n)
 		}
 	}
@@ -348,35 +364,58 @@ func seedOf(t *testing.T) uint64 {
 	return rand.Uint64()
 }
 
+// unblock has units go on whose dead letters block them.
+func (s *simulation) unblock() {
+	rows, err := s.db.QueryContext(s.t.Context(), `UPDATE `+s.db.Schema.DeadLetters()+` SET blocks = false WHERE blocks
+		RETURNING id, destination, partition_key`)
+	require.NoError(s.t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var (
+			id   string
+			unit Unit
+		)
+		require.NoError(s.t, rows.Scan(&id, &unit.Destination, &unit.PartitionKey))
+		s.blocking[unit][numberOf(id)] = true
+	}
+	require.NoError(s.t, rows.Err())
+}
+
 // Whatever brokers, operators, replicas and the network do, nothing is lost, nothing overtakes
-// an earlier row of its unit, and nothing stands still for ever. MODEL_SEED repeats what a run
-// has rolled, as far as the machine does.
+// an earlier row of its unit, and nothing stands still for ever, also where one configuration
+// takes the place of another, or replicas of both run. MODEL_SEED repeats what a run has rolled,
+// as far as the machine does.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		ordering Ordering
-		policy   DeadLetterPolicy
-	}{
-		"continue": {PerKey, Continue},
-		"block":    {PerKey, Block},
-		"none":     {None, Continue},
+	perKey := func(policies ...DeadLetterPolicy) deployment { return deployment{[]Ordering{PerKey}, policies} }
+	none := deployment{[]Ordering{None}, []DeadLetterPolicy{Continue}}
+	for name, deployments := range map[string][]deployment{
+		"continue":          {perKey(Continue)},
+		"block":             {perKey(Block)},
+		"none":              {none},
+		"block or continue": {perKey(Block, Continue)},
+		"per key or none":   {{[]Ordering{PerKey, None}, []DeadLetterPolicy{Continue}}},
+		"block, continue":   {perKey(Block), perKey(Continue)},
+		"continue, block":   {perKey(Continue), perKey(Block)},
+		"block, none":       {perKey(Block), none},
+		"none, block":       {none, perKey(Block)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seed := seedOf(t)
 			t.Logf("MODEL_SEED=%d", seed)
-			simulate(t, seed, test.ordering, test.policy)
+			simulate(t, seed, deployments)
 		})
 	}
 }
 
-func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPolicy) {
+func simulate(t *testing.T, seed uint64, deployments []deployment) {
 	t.Helper()
 	db := testdb.New(t)
 	db.DB = testdb.Open(t, "postgres", db.DSN+"&application_name=model_"+db.Schema.Schema)
 	db.SetMaxOpenConns(40)
 	s := &simulation{
-		t: t, db: db, ordering: ordering, policy: policy, deleted: map[Unit]map[int]bool{},
+		t: t, db: db, deleted: map[Unit]map[int]bool{}, blocking: map[Unit]map[int]bool{},
 		model: &model{
 			random: rand.New(rand.NewPCG(seed, 0)),
 			away:   map[string]bool{}, first: map[Unit][]delivery{}, seen: map[Unit]map[int]bool{},
@@ -384,15 +423,12 @@ func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPol
 	}
 	s.flows = s.model.roll(2) == 0
 	for _, unit := range modelUnits {
-		s.deleted[unit] = map[int]bool{}
+		s.deleted[unit], s.blocking[unit] = map[int]bool{}, map[int]bool{}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var replicas, others sync.WaitGroup
 	defer replicas.Wait()
 	defer stop()
-	for range 3 {
-		replicas.Go(func() { s.replica(ctx) })
-	}
 	stormy, calm := context.WithTimeout(ctx, 2*time.Second)
 	defer calm()
 	rows := make([]int, len(modelUnits))
@@ -402,6 +438,21 @@ func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPol
 	for range 2 {
 		others.Go(func() { s.upset(stormy) })
 	}
+	for i, d := range deployments {
+		replicas.Wait()
+		if d.orders() && !s.deployment.orders() {
+			s.ordered = time.Now()
+		}
+		s.deployment = d
+		running, end := ctx, context.CancelFunc(func() {})
+		if i < len(deployments)-1 {
+			running, end = context.WithTimeout(ctx, time.Second)
+		}
+		defer end()
+		for range 3 {
+			replicas.Go(func() { s.replica(running) })
+		}
+	}
 	others.Wait()
 
 	s.model.set(func() { s.model.calm = true })
@@ -409,9 +460,8 @@ func simulate(t *testing.T, seed uint64, ordering Ordering, policy DeadLetterPol
 	left := -1
 	for deadline := time.Now().Add(30 * time.Second); left != 0 && time.Now().Before(deadline); {
 		sleep(ctx, 10*time.Millisecond, nil)
-		if policy == Block {
-			_, err := db.ExecContext(t.Context(), `UPDATE `+db.Schema.DeadLetters()+` SET blocks = false WHERE blocks`)
-			require.NoError(t, err)
+		if s.deployment.orders() {
+			s.unblock()
 		}
 		require.NoError(t, db.QueryRowContext(t.Context(),
 			`SELECT count(*) FROM `+db.Schema.Outbox()+` WHERE published_at IS NULL`).Scan(&left))

@@ -20,30 +20,43 @@ const (
 	// patrolShare keeps what patrols cost below a twentieth of the time, however long one
 	// takes.
 	patrolShare = 20
+	// waitingWindow is how many rows that wait a statement of the patrol reads.
+	waitingWindow = 5000
 )
 
 // patrol looks from time to time, beside the workers, for what nobody else would find: rows
-// below the marks, parked rows that nothing lets go on, absences that nobody tries any more.
+// below the marks, waiting rows that nothing lets go on, absences that nobody tries any more.
 type patrol struct {
 	*worker
 
-	query          string
-	beyondQuery    string
-	orphansQuery   string
-	freeLanesQuery string
-	adoptQuery     string
-	staleQuery     string
+	query           string
+	beyondQuery     string
+	misplacedQuery  string
+	behindFlowQuery string
+	freeLanesQuery  string
+	laneQuery       string
+	adoptQuery      string
+	holdQuery       string
+	staleQuery      string
+
+	// window is how many rows that wait are read at a time, and stop what was read last.
+	window int
+	stop   stop
 }
 
 func newPatrol(w *worker) *patrol {
 	return &patrol{
-		worker:         w,
-		query:          patrolQuery(w.config.Schema),
-		beyondQuery:    beyondQuery(w.config.Schema),
-		orphansQuery:   orphansQuery(w.config.Schema),
-		freeLanesQuery: freeLanesQuery(w.config.Schema),
-		adoptQuery:     adoptQuery(w.config.Schema),
-		staleQuery:     staleQuery(w.config),
+		worker:          w,
+		query:           patrolQuery(w.config.Schema),
+		beyondQuery:     beyondQuery(w.config.Schema),
+		misplacedQuery:  misplacedQuery(w.config),
+		behindFlowQuery: behindFlowQuery(w.config.Schema),
+		freeLanesQuery:  freeLanesQuery(w.config.Schema),
+		laneQuery:       laneQuery(w.config.Schema),
+		adoptQuery:      adoptQuery(w.config),
+		holdQuery:       holdQuery(w.config.Schema),
+		staleQuery:      staleQuery(w.config),
+		window:          waitingWindow,
 	}
 }
 
@@ -65,7 +78,7 @@ func (p *patrol) run(ctx context.Context) {
 	for wait := patrolInterval; ctx.Err() == nil; {
 		sleep(ctx, wait, nil)
 		began := time.Now()
-		if err := errors.Join(p.look(ctx), p.adopt(ctx), p.dropStale(ctx)); err != nil && ctx.Err() == nil {
+		if err := errors.Join(p.look(ctx), p.tour(ctx), p.dropStale(ctx)); err != nil && ctx.Err() == nil {
 			p.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
 		}
 		wait = max(patrolInterval, patrolShare*time.Since(began))

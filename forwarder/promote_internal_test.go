@@ -35,11 +35,11 @@ func TestUnitsOfOneHashDoNotOvertakeThemselves(t *testing.T) {
 	require.Equal(t, []int64{2}, claimAndSettle(t, w))
 	requireParked(t, db, 1)
 	patrol := newPatrol(w)
-	require.NoError(t, patrol.adopt(t.Context()))
+	require.NoError(t, patrol.tour(t.Context()))
 	requireParked(t, db, 1)
 	w.claimer.marks.leaveOut(nil, true)
 	require.Equal(t, []int64{1}, claimAndSettle(t, w))
-	require.NoError(t, patrol.adopt(t.Context()))
+	require.NoError(t, patrol.tour(t.Context()))
 	require.Equal(t, []int64{3}, claimAndSettle(t, w))
 }
 
@@ -53,9 +53,9 @@ func TestUnitsOfOneHashAreAdoptedApart(t *testing.T) {
 	setNextAttempt(t, db, `now() WHERE seq = 2`)
 	w.claimer.marks.leaveOut([]string{"gone"}, false)
 	require.Empty(t, claimAndSettle(t, w))
-	require.NoError(t, newPatrol(w).adopt(t.Context()))
+	require.NoError(t, newPatrol(w).tour(t.Context()))
 	require.Equal(t, []int64{3}, claimAndSettle(t, w)[:1])
-	require.NoError(t, newPatrol(w).adopt(t.Context()))
+	require.NoError(t, newPatrol(w).tour(t.Context()))
 	require.Empty(t, claimUp(t, w, db))
 }
 
@@ -89,10 +89,10 @@ func TestPromotionDoesNotPassWhatIsLocked(t *testing.T) {
 	require.Equal(t, []int64{1}, claimAndSettle(t, w))
 	require.NoError(t, operator.Commit())
 	requireParked(t, db, 1)
-	require.NoError(t, newPatrol(w).adopt(t.Context()))
+	require.NoError(t, newPatrol(w).tour(t.Context()))
 	requireParked(t, db, 1)
 	require.NoError(t, newPatrol(w).look(t.Context()))
 	require.Equal(t, []int64{2}, claimAndSettle(t, w))
-	require.NoError(t, newPatrol(w).adopt(t.Context()))
+	require.NoError(t, newPatrol(w).tour(t.Context()))
 	require.Equal(t, []int64{3}, claimAndSettle(t, w))
 }

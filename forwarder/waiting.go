@@ -96,6 +96,20 @@ func (d dueRows) seqs() pq.Int64Array {
 	return seqs
 }
 
+func (d dueRows) last() int64 {
+	if len(d.rows) == 0 {
+		return 0
+	}
+	return d.rows[len(d.rows)-1].seq
+}
+
+func (d dueRows) upTo(seq int64) dueRows {
+	for d.last() > seq {
+		d.rows = d.rows[:len(d.rows)-1]
+	}
+	return d
+}
+
 func (d dueRows) bytes() (sum int) {
 	for _, r := range d.rows {
 		sum += r.bytes

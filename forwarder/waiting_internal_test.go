@@ -78,3 +78,45 @@ func TestUnitThatHasCaughtUpFlowsAgain(t *testing.T) {
 	require.Equal(t, []int64{5, 6, 7, 8}, claimAndSettle(t, w), "more waits than a claim may take")
 	require.Equal(t, []int64{9, 10, 11}, claimAndSettle(t, w))
 }
+
+// A row that is due waits for those of its unit that are in the flow before it: a forwarder with
+// Ordering None has left them there. What else a batch holds does not matter.
+func TestRowThatIsDueDoesNotOvertakeTheFlow(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]Config{
+		"rows":       {BatchSize: 4},
+		"one row":    {BatchSize: 1},
+		"bytes":      {BatchBytes: 20},
+		"many bytes": {BatchBytes: 2000},
+		"all":        {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.New(t)
+			for n := range 12 {
+				insertOne(t, db, "orders")
+				if n < 6 {
+					insertRows(t, db, 1)
+				}
+			}
+			// The last of the unit, a row that takes a batch of its own, and one after all others.
+			setNextAttempt(t, db, `now(), last_error = 'no' WHERE seq = 17`)
+			setNextAttempt(t, db, `now(), last_error = 'no', payload = repeat('x', 3000) WHERE seq = 18`)
+			setNextAttempt(t, db, `now(), last_error = 'no', partition_key = 'other' WHERE seq = 16`)
+			cfg.Workers = 1
+			w := newTestWorker(t, db, cfg)
+			var sent []int64
+			for turn := 0; turn < 100 && len(sent) < 18; turn++ {
+				sent = append(sent, claimAndSettle(t, w)...)
+			}
+			require.Len(t, sent, 18, "rows stand still")
+			var unit []int64
+			for _, seq := range sent {
+				if seq > 12 && seq != 16 || seq%2 == 1 {
+					unit = append(unit, seq)
+				}
+			}
+			require.IsIncreasing(t, unit)
+		})
+	}
+}
