@@ -114,7 +114,8 @@ func flowQuery(s schema.Postgres, held, lock, andThen string) string {
 			SELECT ` + columns + `, sum(size) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
 			FROM (SELECT ` + columns + `, ` + size + ` AS size FROM judged WHERE NOT held ` + andThen + `) AS measured
 		)
-		SELECT seen.history, seen.newest, seen.first, seen.beyond, seen.until, CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
+		SELECT seen.history, seen.newest, seen.first, seen.beyond, seen.until,
+			CASE WHEN coalesce(place, 1) = 1 THEN seen.held END, ` + rowColumns + `
 		FROM (
 			SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || pg_relation_filenode($8::text::regclass) AS history,
 				CASE WHEN $5::boolean THEN (SELECT max(n.seq) FROM ` + s.Outbox() + ` AS n WHERE n.seq > $4::bigint) END AS newest,

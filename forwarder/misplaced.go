@@ -42,7 +42,8 @@ type misplaced struct{ parked, timed unitRows }
 // misplaced ones of them. Beside them it returns, in one row at least, how many rows it has
 // read, and the last.
 func misplacedQuery(cfg Config) string {
-	goesOn := `CASE WHEN place = 1 THEN NOT ` + isBehindWaiting(cfg.Schema, `placed`) + ` AND NOT ` + isBlocked(cfg.Schema, `placed`) + ` ELSE false END`
+	goesOn := `CASE WHEN place = 1 THEN NOT ` + isBehindWaiting(cfg.Schema, `placed`) +
+		` AND NOT ` + isBlocked(cfg.Schema, `placed`) + ` ELSE false END`
 	if cfg.Ordering == None { // no row waits for another
 		goesOn = `true`
 	}
@@ -53,7 +54,8 @@ func misplacedQuery(cfg Config) string {
 			ORDER BY unit_hash, seq
 			LIMIT $3::integer
 		), placed AS (
-			SELECT *, row_number() OVER (PARTITION BY unit_hash, destination, ` + keyOf(`read`) + ` ORDER BY seq) AS place FROM read
+			SELECT unit_hash, seq, destination, partition_key, id, parked,
+				row_number() OVER (PARTITION BY unit_hash, destination, ` + keyOf(`read`) + ` ORDER BY seq) AS place FROM read
 		)
 		SELECT (SELECT count(*) FROM read), last.unit_hash, last.seq, wrong.parked, wrong.unit_hash, wrong.seq
 		FROM (SELECT unit_hash, seq FROM read ORDER BY unit_hash DESC, seq DESC LIMIT 1) AS last

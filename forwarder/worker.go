@@ -115,13 +115,16 @@ func (w *worker) turn(ctx context.Context) (outcome, error) {
 		out, err := w.forwardIfPermitted(ctx)
 		done <- result{out, err}
 	}()
+	limit, ended := w.turnLimit(), ctx.Done()
 	for {
-		limit := w.turnLimit()
 		timer := time.NewTimer(limit)
 		select {
 		case r := <-done:
 			timer.Stop()
 			return r.out, r.err
+		case <-ended: // Run waits for no longer
+			timer.Stop()
+			limit, ended = 4*w.config.DatabaseTimeout, nil
 		case <-timer.C:
 			if !w.publishing.Load() {
 				return outcome{}, fmt.Errorf("%w within %s", errUnanswered, limit)
