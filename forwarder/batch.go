@@ -56,8 +56,10 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 		return outcome{}, fmt.Errorf("claim: %w", err)
 	}
 	if len(taken.rows) > 0 {
-		w.lookout.took(w, taken.rows)
+		w.lookout.took(w, taken)
 		defer w.lookout.landed(w)
+		w.inHand.Store(true)
+		defer w.inHand.Store(false)
 		w.publishing.Store(true)
 		done := w.publish(batchCtx, ctx, taken.rows, stretch)
 		w.publishing.Store(false)

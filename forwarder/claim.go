@@ -57,6 +57,8 @@ type request struct {
 type claim struct {
 	// rows are to be published, in the order of seq.
 	rows []row
+	// lanes are those that it holds.
+	lanes []int64
 	// parked is how many others it has put aside, behind one that waits.
 	parked int
 	// more says that rows that are due may have been left.
@@ -117,5 +119,5 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	}
 	rows := slices.Concat(due.rows, flowing.rows)
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.seq, b.seq) })
-	return claim{rows: rows, parked: len(flowing.held), more: due.more}, nil
+	return claim{rows: rows, lanes: lanes, parked: len(flowing.held), more: due.more}, nil
 }

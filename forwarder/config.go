@@ -72,13 +72,13 @@ type Config struct {
 	// BatchBytes bounds the payloads of a batch; a single larger message goes alone.
 	// Default: 8 MiB.
 	BatchBytes int
-	// PollInterval is the longest time between two looks for new rows. After one was found
+	// PollInterval is the longest time between two looks for rows. After one was found
 	// they are made every 2 ms, and less often the longer there is none. Default: 100 ms.
 	PollInterval time.Duration
 	// ListenDSN leads to the same database, and lets the forwarder sleep while there is
 	// nothing to do: whoever inserts a row wakes it at once. It takes two connections of its
 	// own with lib/pq, to the database itself or to a pooler in session mode. A forwarder
-	// that sleeps looks every second at least. Default: none, it looks every PollInterval.
+	// that sleeps looks every second, or every PollInterval if that is longer. Default: none.
 	ListenDSN string
 	// PublishTimeout bounds the publishing of one batch. Where a broker is slower, batches
 	// become smaller, down to a single message, which may then take up to four times as

@@ -127,6 +127,7 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	}
 	var workers, others sync.WaitGroup
 	if f.sleeper != nil {
+		f.sleeper.open()
 		others.Go(func() { f.sleeper.ears.run(ctx) })
 	}
 	newWorker := f.workers(version)

@@ -92,10 +92,10 @@ func (l *listener) listen(ctx context.Context) error {
 	}()
 	private := "watermill_outbox_" + strings.ToLower(rand.Text())
 	_, err = answered(l.config.DatabaseTimeout, func() (bool, error) {
-		if done, err := conn.Listen(l.config.Schema.WakeUpChannel()); err != nil {
+		if done, err := conn.Listen(private); err != nil {
 			return done, err //nolint:wrapcheck // done below
 		}
-		return conn.Listen(private)
+		return conn.Listen(l.config.Schema.WakeUpChannel()) // the last: from now on somebody must take what arrives
 	})
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -3,6 +3,8 @@ package forwarder
 import (
 	"context"
 	"database/sql"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,16 +34,17 @@ type lookout struct {
 	lookOnce bool
 	// awakeUntil is how long it does not try to sleep, since that failed.
 	awakeUntil time.Time
-	// naps is how many times it has slept since the last claim.
-	naps int
+	// lookedAt is when it last looked in its sleep, looks how often since the last claim.
+	lookedAt time.Time
+	looks    int
 
 	mu sync.Mutex
 	// workedAt is when a claim found something, claimedAt when there was one at all.
 	workedAt, claimedAt time.Time
 	// inVain is how many claims have found nothing since.
 	inVain int
-	// flying has the highest seq of each batch in flight.
-	flying map[*worker]int64
+	// flying are the batches in flight.
+	flying map[*worker]flight
 	// searchTook is how long the last search took: a slow one is not made all the time.
 	searchTook time.Duration
 }
@@ -55,8 +58,8 @@ const (
 	searchShare = 2
 	// sleepAfter is how long a forwarder looks by itself before it goes to sleep.
 	sleepAfter = time.Second
-	// napsToClaim is after how many naps a claim is made, whatever there is.
-	napsToClaim = 10
+	// looksToClaim is after how many looks in its sleep a claim is made, whatever there is.
+	looksToClaim = 10
 	// longestInVain bounds how long what only others may claim delays the next look.
 	longestInVain = 50 * time.Millisecond
 )
@@ -65,14 +68,24 @@ func newLookout(cfg Config, db *sql.DB, marks *marks, wake <-chan struct{}) *loo
 	return &lookout{
 		config: cfg, db: db, marks: marks, wake: wake, query: lookQuery(cfg.Schema),
 		turn: make(chan struct{}, 1), stirred: make(chan struct{}, 1),
-		flying: map[*worker]int64{}, workedAt: time.Now(), claimedAt: time.Now(),
+		flying: map[*worker]flight{}, workedAt: time.Now(), claimedAt: time.Now(),
 	}
 }
 
+// flight is what a batch in flight keeps from others: its lanes, or where there is no order
+// the rows up to its last.
+type flight struct {
+	lanes []int64
+	last  int64
+}
+
 // lookQuery finds the unit of a row in the flow behind $1, or of one that is due, to a
-// destination that is not among $2. It is no promise that it can be claimed.
+// destination that is not among $2, in a lane that is not among $4, of $3 lanes. It is no
+// promise that it can be claimed.
 func lookQuery(s schema.Postgres) string {
-	const elsewhere = `destination OPERATOR(pg_catalog.<>) ALL ($2::pg_catalog.text[])`
+	const elsewhere = `destination OPERATOR(pg_catalog.<>) ALL ($2::pg_catalog.text[])
+		AND (unit_hash OPERATOR(pg_catalog.&) ($3::pg_catalog.int4 OPERATOR(pg_catalog.-) 1))
+			OPERATOR(pg_catalog.<>) ALL ($4::pg_catalog.int4[])`
 	return `SELECT coalesce(
 			(SELECT unit_hash FROM ` + s.Outbox() + ` WHERE seq OPERATOR(pg_catalog.>) $1::pg_catalog.int8
 				AND published_at IS NULL AND next_attempt_at IS NULL AND ` + elsewhere + `
@@ -83,10 +96,14 @@ func lookQuery(s schema.Postgres) string {
 }
 
 // took says that a worker has a batch in hand: what it has, nobody need look for.
-func (l *lookout) took(w *worker, rows []row) {
+func (l *lookout) took(w *worker, taken claim) {
+	f := flight{lanes: taken.lanes}
+	if w.config.Ordering == None {
+		f = flight{last: taken.rows[len(taken.rows)-1].seq}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.flying[w] = rows[len(rows)-1].seq
+	l.flying[w] = f
 }
 
 // landed says that it has not any more.
@@ -164,12 +181,12 @@ func (l *lookout) pause(now time.Time) (pause time.Duration, due bool) {
 
 // search looks for a row. Where it cannot be known, a claim will tell what is wrong.
 func (l *lookout) search(ctx context.Context) (lane int, found bool) {
-	from, away := l.view()
+	v := l.view()
 	began := time.Now()
 	hash, err := answered(2*l.config.DatabaseTimeout, func() (hash sql.Null[int64], err error) {
 		ctx, cancel := context.WithTimeout(ctx, l.config.DatabaseTimeout)
 		defer cancel()
-		err = l.db.QueryRowContext(ctx, l.query, from, append(pq.StringArray{}, away...)).Scan(&hash)
+		err = l.db.QueryRowContext(ctx, l.query, v.from, append(pq.StringArray{}, v.away...), v.total, v.held).Scan(&hash)
 		return hash, err //nolint:wrapcheck // nobody reads it
 	})
 	l.mu.Lock()
@@ -181,15 +198,24 @@ func (l *lookout) search(ctx context.Context) (lane int, found bool) {
 	return int(hash.V & (maxLanes - 1)), hash.Valid
 }
 
-// view is the seq to look behind, and what to leave out.
-func (l *lookout) view() (from int64, away []string) {
-	from, away = l.marks.lowest()
+// outlook is where to look: behind a seq, and not for what is away or in lanes that are held.
+type outlook struct {
+	from  int64
+	away  []string
+	total int
+	held  pq.Int64Array
+}
+
+func (l *lookout) view() outlook {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, seq := range l.flying {
-		from = max(from, seq)
+	held, last := pq.Int64Array{}, int64(0)
+	for _, f := range l.flying {
+		held, last = append(held, f.lanes...), max(last, f.last)
 	}
-	return from, away
+	l.mu.Unlock()
+	v := l.marks.outlook(held)
+	v.from = max(v.from, last)
+	return v
 }
 
 // sleeps says whether it sleeps now, and has it lie down or get up before as it should.
@@ -206,6 +232,10 @@ func (l *lookout) sleeps(ctx context.Context) bool {
 	if l.sleeper.asleep {
 		return true
 	}
+	select { // what was heard while it was awake; before it is asked whether it hears
+	case <-l.sleeper.ears.heard:
+	default:
+	}
 	lies, err := l.sleeper.lieDown(ctx)
 	l.tell(ctx, err)
 	if l.lookOnce = lies; lies {
@@ -217,7 +247,7 @@ func (l *lookout) sleeps(ctx context.Context) bool {
 // sleep sleeps until it is time to claim, or to think again.
 func (l *lookout) sleep(ctx context.Context) (lane int, found bool) {
 	if l.lookOnce {
-		l.lookOnce = false
+		l.lookOnce, l.lookedAt = false, time.Now()
 		if lane, found = l.search(ctx); found {
 			l.getUp(ctx, true)
 			return lane, true
@@ -227,7 +257,7 @@ func (l *lookout) sleep(ctx context.Context) (lane int, found bool) {
 	case <-l.sleeper.ears.heard:
 		l.getUp(ctx, !l.sleeper.ears.hears.Load())
 		return l.search(ctx)
-	case <-time.After(max(nap, l.config.PollInterval)):
+	case <-time.After(nap):
 		return l.turnOver(ctx)
 	case <-l.wake:
 		return l.search(ctx)
@@ -236,13 +266,22 @@ func (l *lookout) sleep(ctx context.Context) (lane int, found bool) {
 	}
 }
 
-// turnOver looks, though nobody has woken it, and goes on sleeping if there is nothing. From
-// time to time it claims, which finds what a look does not.
+// turnOver sees to it that somebody would be woken. If that has not changed, it looks for rows
+// as often as is wished, and claims now and then, which finds what a look does not.
 func (l *lookout) turnOver(ctx context.Context) (lane int, found bool) {
-	_, err := l.sleeper.stillSleeps(ctx)
+	same, err := l.sleeper.stillSleeps(ctx)
 	l.tell(ctx, err)
-	if l.naps++; l.naps >= napsToClaim {
-		l.naps = 0
+	if !same { // nobody may have been woken for what was committed meanwhile
+		l.lookOnce = l.sleeper.asleep
+		return l.search(ctx)
+	}
+	now := time.Now()
+	if now.Sub(l.lookedAt) < l.config.PollInterval {
+		return anyLane, false
+	}
+	l.lookedAt = now
+	if l.looks++; l.looks >= looksToClaim {
+		l.looks = 0
 		return anyLane, true
 	}
 	return l.search(ctx)
@@ -272,14 +311,18 @@ func (l *lookout) maySleep(now time.Time) bool {
 	return now.Sub(l.workedAt) >= sleepAfter && len(l.flying) == 0 && now.After(l.awakeUntil)
 }
 
-// lowest is the lowest mark, and what is left out.
-func (m *marks) lowest() (mark int64, away []string) {
+// outlook is what there is to look for beside the lanes that are held.
+func (m *marks) outlook(held pq.Int64Array) outlook {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i, lane := range m.lanes {
-		if i == 0 || lane < mark {
-			mark = lane
+	v := outlook{away: m.away, total: max(1, len(m.lanes)), held: held, from: math.MaxInt64}
+	for lane, mark := range m.lanes {
+		if !slices.Contains(held, int64(lane)) {
+			v.from = min(v.from, mark)
 		}
 	}
-	return mark, m.away
+	if len(m.lanes) == 0 {
+		v.from = 0
+	}
+	return v
 }

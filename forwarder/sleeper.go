@@ -22,9 +22,10 @@ import (
 // notify nobody. If the replica that holds it dies, nobody is told: the others look at
 // every nap whether somebody still does.
 type sleeper struct {
-	config Config
-	ears   *listener
-	// lockDB has the one connection that the lock is held on.
+	config    Config
+	ears      *listener
+	connector driver.Connector
+	// lockDB has the one connection that the lock is held on; nil until it is opened.
 	lockDB *sql.DB
 
 	asleep bool
@@ -44,19 +45,19 @@ func newSleeper(cfg Config, ears *listener) (*sleeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: ListenDSN: %w", ErrInvalidConfig, err)
 	}
-	s := &sleeper{config: cfg, ears: ears, lockDB: sql.OpenDB(connector)}
+	return &sleeper{config: cfg, ears: ears, connector: connector}, nil
+}
+
+// open is to be called before anything else, and close after it.
+func (s *sleeper) open() {
+	s.lockDB = sql.OpenDB(s.connector)
 	s.lockDB.SetMaxOpenConns(1)
-	return s, nil
 }
 
 // lieDown says whether it sleeps from now on. While writers share the lock it does not.
 func (s *sleeper) lieDown(ctx context.Context) (bool, error) {
 	if !s.ears.hears.Load() {
 		return false, nil
-	}
-	select { // from before
-	case <-s.ears.heard:
-	default:
 	}
 	type found struct {
 		conn         *sql.Conn
@@ -72,14 +73,15 @@ func (s *sleeper) lieDown(ctx context.Context) (bool, error) {
 		err = f.conn.QueryRowContext(ctx, `SELECT l.won,
 				CASE WHEN l.won THEN false ELSE pg_catalog.pg_try_advisory_xact_lock_shared($1, $2) END
 			FROM (SELECT pg_catalog.pg_try_advisory_lock($1, $2) AS won OFFSET 0) AS l`, all, outbox).Scan(&f.won, &f.sharing)
-		if err != nil {
+		if err = errors.Join(err, ctx.Err()); err != nil { // nobody may be there any more to give the lock back
 			return f, errors.Join(fmt.Errorf("lie down: %w", err), drop(f.conn))
 		}
 		return f, nil
 	})
 	switch {
 	case errors.Is(err, errUnanswered):
-		return false, errors.Join(err, s.renew())
+		s.renew()
+		return false, err
 	case err != nil:
 		return false, err
 	case f.won:
@@ -90,14 +92,16 @@ func (s *sleeper) lieDown(ctx context.Context) (bool, error) {
 	return s.asleep, f.conn.Close()
 }
 
-// stillSleeps says whether writers still notify.
+// stillSleeps says whether writers have notified all the time. If not, it sleeps anew, or is
+// awake.
 func (s *sleeper) stillSleeps(ctx context.Context) (bool, error) {
 	if !s.ears.hears.Load() {
 		return false, s.getUp(ctx, true)
 	}
 	if s.duty == nil { // the one on duty may be gone
 		s.asleep = false
-		return s.lieDown(ctx)
+		_, err := s.lieDown(ctx)
+		return s.asleep && s.duty == nil && err == nil, err
 	}
 	_, err := answered(2*s.config.DatabaseTimeout, func() (sql.Result, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.config.DatabaseTimeout)
@@ -130,22 +134,15 @@ func (s *sleeper) getUp(ctx context.Context, tell bool) error {
 		return struct{}{}, duty.Close()
 	})
 	if errors.Is(err, errUnanswered) {
-		err = errors.Join(err, s.renew())
+		s.renew()
 	}
 	return err
 }
 
 // renew leaves a connection behind that does not answer.
-func (s *sleeper) renew() error {
-	old := s.lockDB
-	connector, err := pq.NewConnector(withConnectTimeout(s.config.ListenDSN))
-	if err != nil {
-		return fmt.Errorf("connect to ListenDSN: %w", err)
-	}
-	s.lockDB = sql.OpenDB(connector)
-	s.lockDB.SetMaxOpenConns(1)
-	_ = old.Close() // its connection ends with the call
-	return nil
+func (s *sleeper) renew() {
+	_ = s.lockDB.Close() // the connection ends with the call
+	s.open()
 }
 
 // close wakes the other replicas, so that one of them takes the lock.

@@ -16,6 +16,7 @@ func newTestSleeper(t *testing.T, db *testdb.DB) *sleeper {
 	cfg.setDefaults()
 	s, err := newSleeper(cfg, newListener(cfg, db.DB, watermill.NopLogger{}))
 	require.NoError(t, err)
+	s.open()
 	s.ears.hears.Store(true)
 	t.Cleanup(func() { require.NoError(t, s.close(context.WithoutCancel(t.Context()))) })
 	return s
@@ -39,10 +40,11 @@ func TestOneSleeperIsOnDuty(t *testing.T) {
 	requireLiesDown(t, first, true, true)
 	requireLiesDown(t, second, true, false)
 	require.NoError(t, first.getUp(t.Context(), false))
-	sleeps, err := second.stillSleeps(t.Context())
+	same, err := second.stillSleeps(t.Context())
 	require.NoError(t, err)
-	require.True(t, sleeps)
-	require.NotNil(t, second.duty, "nobody else is on duty any more")
+	require.False(t, same, "nobody was on duty for a while")
+	require.True(t, second.asleep)
+	require.NotNil(t, second.duty)
 	requireLiesDown(t, first, true, false)
 }
 

@@ -125,9 +125,7 @@ func TestReplicaOnDutyDies(t *testing.T) {
 	require.NoError(t, db.Schema.Migrate(t.Context(), db.DB))
 	r := &recorder{}
 	for range 2 {
-		cfg := sleepy(db)
-		cfg.PollInterval = time.Second // how often it is seen who is on duty
-		start(t, db, r.publisher(), cfg)
+		start(t, db, r.publisher(), sleepy(db))
 	}
 	for n := range 3 {
 		_, err := db.ExecContext(t.Context(), `SELECT pg_catalog.pg_terminate_backend($1)`, awaitSleep(t, db))
@@ -135,6 +133,14 @@ func TestReplicaOnDutyDies(t *testing.T) {
 		insert(t, db, "orders", "", "id-"+strconv.Itoa(n))
 		requireDrained(t, db)
 	}
+}
+
+// Whoever only makes a forwarder leaves nothing behind; what it does is seen in TestMain.
+func TestForwarderThatNeverRuns(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	_, err := forwarder.New(db.DB, (&recorder{}).publisher(), sleepy(db), nil)
+	require.NoError(t, err)
 }
 
 func TestReplicaThatStopsHandsItsDutyOver(t *testing.T) {

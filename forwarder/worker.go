@@ -49,6 +49,8 @@ type worker struct {
 	rehearseUntil atomic.Int64
 	// publishing says that the publisher is at work.
 	publishing atomic.Bool
+	// inHand says that a batch is published or settled.
+	inHand atomic.Bool
 	// another makes a worker that takes the place of this one.
 	another func() *worker
 	// probing says that it tries what is away.
@@ -115,20 +117,25 @@ func (w *worker) turn(ctx context.Context) (outcome, error) {
 		out, err := w.forwardIfPermitted(ctx)
 		done <- result{out, err}
 	}()
-	limit, ended := w.turnLimit(), ctx.Done()
+	limit, ended, hurried := w.turnLimit(), ctx.Done(), false
 	for {
 		timer := time.NewTimer(limit)
 		select {
 		case r := <-done:
 			timer.Stop()
 			return r.out, r.err
-		case <-ended: // Run waits for no longer
+		case <-ended: // a claim is waited for no longer than Run is; a batch in hand is finished
 			timer.Stop()
-			limit, ended = 4*w.config.DatabaseTimeout, nil
+			ended, hurried = nil, !w.inHand.Load()
+			if hurried {
+				limit = 4 * w.config.DatabaseTimeout
+			}
 		case <-timer.C:
-			if !w.publishing.Load() {
+			isFinishing := hurried && w.inHand.Load()
+			if !w.publishing.Load() && !isFinishing {
 				return outcome{}, fmt.Errorf("%w within %s", errUnanswered, limit)
 			}
+			hurried, limit = false, w.turnLimit()
 		}
 	}
 }

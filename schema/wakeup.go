@@ -29,6 +29,8 @@ func (s Postgres) wakeUpArguments() string {
 	return fmt.Sprintf("%d, %d", all, outbox)
 }
 
+// wakeUpFunction has a name that nobody else gives: it outlives its table, and is replaced.
 func (s Postgres) wakeUpFunction() string {
-	return s.qualified(deriveName(s.withDefaults().Name, "_wake_up"))
+	_, outbox := s.WakeUpLock()
+	return s.qualified(fmt.Sprint(WakeUpTrigger, "_", outbox))
 }
