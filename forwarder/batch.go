@@ -96,12 +96,12 @@ func (w *worker) begin(ctx context.Context, stretch int) (*sql.Tx, error) {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	if _, err := tx.ExecContext(ctx, boundsQuery(w.config, w.serverVersion, stretch)); err != nil {
-		return nil, errors.Join(fmt.Errorf("set timeouts: %w", err), tx.Rollback())
+		return nil, errors.Join(fmt.Errorf("set timeouts and lock the table: %w", err), tx.Rollback())
 	}
 	return tx, nil
 }
 
-// boundsQuery holds constants and whole numbers only. serverVersion is Postgres'
+// boundsQuery holds constants, whole numbers and the table's name only. serverVersion is Postgres'
 // server_version_num, stretch how many times PublishTimeout the publishing may take.
 func boundsQuery(cfg Config, serverVersion, stretch int) string {
 	const transactionTimeoutSince = 170000
@@ -128,6 +128,8 @@ func boundsQuery(cfg Config, serverVersion, stretch int) string {
 		whole := publish + 4*cfg.DatabaseTimeout
 		statements = append(statements, fmt.Sprintf("SET LOCAL transaction_timeout = %d", whole.Milliseconds()))
 	}
+	// As every query does; but already the first one is to know which table it is.
+	statements = append(statements, `LOCK TABLE `+cfg.Schema.Outbox()+` IN ACCESS SHARE MODE`)
 	return strings.Join(statements, "; ")
 }
 

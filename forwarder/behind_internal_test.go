@@ -39,7 +39,7 @@ func TestClaimRemembersARowThatIsTooLarge(t *testing.T) {
 	_, err := db.ExecContext(t.Context(), `INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload) VALUES ('large', 'orders', $1)`, large)
 	require.NoError(t, err)
 	w := newTestWorker(t, db, Config{Workers: 1, BatchBytes: 1000})
-	w.claimer.marks.view([]int64{0}, 64)
+	w.claimer.marks.view(territory{lanes: []int64{0}, total: 64})
 	w.claimer.marks.horizon.safe, w.claimer.marks.horizon.newest = 2, 2
 	require.Equal(t, []int64{1}, claimAndSettle(t, w))
 	require.LessOrEqual(t, lowestMark(w), int64(1))

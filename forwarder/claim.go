@@ -17,24 +17,24 @@ type claimer struct {
 	lockBase int64
 	marks    *marks
 	table    string
+	settings string
+	history  string
 
-	lanesQuery string
-	totalQuery string
-	flow       flowQueries
-	waiting    waitingQueries
+	flow    flowQueries
+	waiting waitingQueries
 }
 
 func newClaimer(cfg Config, marks *marks) claimer {
 	return claimer{
-		config:     cfg,
-		workers:    cfg.Workers,
-		lockBase:   cfg.Schema.LockBase(),
-		marks:      marks,
-		table:      cfg.Schema.Outbox(),
-		lanesQuery: lanesQuery(cfg.Schema),
-		totalQuery: `SELECT lanes FROM ` + cfg.Schema.Settings(),
-		flow:       newFlowQueries(cfg),
-		waiting:    newWaitingQueries(cfg),
+		config:   cfg,
+		workers:  cfg.Workers,
+		lockBase: cfg.Schema.LockBase(),
+		marks:    marks,
+		table:    cfg.Schema.Outbox(),
+		settings: cfg.Schema.Settings(),
+		history:  historyExpression(cfg.Schema),
+		flow:     newFlowQueries(cfg),
+		waiting:  newWaitingQueries(cfg),
 	}
 }
 
@@ -82,15 +82,11 @@ type claim struct {
 // A row that somebody else has locked is waited for, up to lock_timeout, so that nothing
 // of its unit overtakes it.
 func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, error) {
-	lanes, total := []int64{onlyLane}, 1
-	if c.config.Ordering == PerKey {
-		var err error
-		lanes, total, err = c.claimLanesFrom(ctx, tx, ask.lane)
-		if err != nil || len(lanes) == 0 {
-			return claim{}, err
-		}
+	in, err := c.occupy(ctx, tx, ask.lane)
+	if err != nil || len(in.lanes) == 0 {
+		return claim{}, err
 	}
-	if err := c.marks.lookAhead(ctx, tx, c.table); err != nil {
+	if err := c.marks.lookAhead(ctx, tx, c.table, in.history); err != nil {
 		return claim{}, fmt.Errorf("look for writers: %w", err)
 	}
 	if ask.rows == 0 {
@@ -99,18 +95,17 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	ask.tried = append(pq.Int64Array{}, ask.tried...) // never NULL
 	var due dueRows
 	if ask.waiting {
-		var err error
-		if due, err = c.claimDue(ctx, tx, ask, lanes, total); err != nil {
+		if due, err = c.claimDue(ctx, tx, ask, in); err != nil {
 			return claim{}, fmt.Errorf("claim rows that are due: %w", err)
 		}
 	}
-	flowing, err := c.claimFlow(ctx, tx, ask, due, lanes, total)
+	flowing, err := c.claimFlow(ctx, tx, ask, due, in)
 	if err != nil {
 		return claim{}, fmt.Errorf("claim rows: %w", err)
 	}
 	if c.config.Ordering == PerKey && due.last() > flowing.until {
 		due = due.upTo(flowing.until)
-		if flowing, err = c.claimFlow(ctx, tx, ask, due, lanes, total); err != nil {
+		if flowing, err = c.claimFlow(ctx, tx, ask, due, in); err != nil {
 			return claim{}, fmt.Errorf("claim rows: %w", err)
 		}
 	}
@@ -119,5 +114,5 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	}
 	rows := slices.Concat(due.rows, flowing.rows)
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.seq, b.seq) })
-	return claim{rows: rows, lanes: lanes, parked: len(flowing.held), more: due.more}, nil
+	return claim{rows: rows, lanes: in.lanes, parked: len(flowing.held), more: due.more}, nil
 }

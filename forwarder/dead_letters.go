@@ -144,7 +144,7 @@ func scanDeadLetter(rows *sql.Rows) (letter DeadLetter, err error) {
 		letter.Payload = []byte(text.String)
 	}
 	letter.CreatedAt, letter.DeadAt = textTime(created), textTime(deadAt)
-	if letter.Metadata, err = decodeMetadata(metadata); err != nil {
+	if letter.Metadata, err = decodeMetadata([]byte(metadata)); err != nil {
 		// What cannot be read may be why it died.
 		letter.Metadata, err = message.Metadata{}, nil
 	}

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/lib/pq"
-
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -49,16 +47,14 @@ func (p *prober) expireBatch(ctx context.Context, destination string, from int64
 		return 0, err
 	}
 	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
-	lanes, total := []int64{onlyLane}, 1
-	if p.config.Ordering == PerKey {
-		all := p.claimer
-		all.workers = 1
-		if lanes, total, err = all.claimLanes(ctx, tx); err != nil {
-			return 0, err
-		}
+	all := p.claimer
+	all.workers = 1
+	in, err := all.occupy(ctx, tx, anyLane)
+	if err != nil {
+		return 0, err
 	}
 	v := verdict{}
-	v.dead, err = failuresOf(ctx, tx, reason, p.expireQuery, destination, from, p.config.BatchSize, total, pq.Int64Array(lanes))
+	v.dead, err = failuresOf(ctx, tx, reason, p.expireQuery, destination, from, p.config.BatchSize, in.total, in.lanes)
 	if err != nil || len(v.dead) == 0 {
 		return 0, err
 	}

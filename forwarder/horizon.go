@@ -70,8 +70,9 @@ const writersQuery = `SELECT array_agg(DISTINCT l.virtualtransaction)::text
 		AND l.granted AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')`
 
 // lookAhead moves the horizon, if it is time to.
-func (m *marks) lookAhead(ctx context.Context, tx *sql.Tx, table string) error {
+func (m *marks) lookAhead(ctx context.Context, tx *sql.Tx, table, history string) error {
 	m.mu.Lock()
+	m.recognize(history)
 	epoch, newest, looks := m.epoch, m.horizon.newest, m.horizon.looks(time.Now())
 	m.mu.Unlock()
 	if !looks {

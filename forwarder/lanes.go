@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/lib/pq"
+
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -18,57 +20,57 @@ const onlyLane = 0
 // anyLane has a claim begin with a random one.
 const anyLane = -1
 
-// lanesQuery locks free lanes until the end of the transaction, starting at a random
-// one: $1 lock base, $2 where to start, $3 among how many workers to share.
-func lanesQuery(s schema.Postgres) string {
-	return `SELECT c.lane, c.lanes FROM (
-			SELECT s.lanes, (g.n + $2::integer) & (s.lanes - 1) AS lane
-			FROM ` + s.Settings() + ` AS s, generate_series(0, s.lanes - 1) AS g (n)
-			OFFSET 0
-		) AS c
-		WHERE pg_try_advisory_xact_lock($1::bigint + c.lane)
-		LIMIT (SELECT (lanes + $3::integer - 1) / $3::integer FROM ` + s.Settings() + `)`
+// lanesQuery locks free lanes until the end of the transaction, beginning with one, as many as are
+// a worker's share. It says how many there are in all, and which database they are of. Its
+// numbers stand in it: without parameters it is a single round trip.
+func (c claimer) lanesQuery(start int) string {
+	return fmt.Sprintf(`SELECT array_agg(mine.lane)::text, (SELECT lanes FROM %[1]s), %[2]s
+		FROM (
+			SELECT c.lane FROM (
+				SELECT s.lanes, (g.n + %[4]d) & (s.lanes - 1) AS lane
+				FROM %[1]s AS s, generate_series(0, s.lanes - 1) AS g (n)
+				OFFSET 0
+			) AS c
+			WHERE pg_try_advisory_xact_lock(%[3]d::bigint + c.lane)
+			LIMIT (SELECT (lanes + %[5]d - 1) / %[5]d FROM %[1]s)
+		) AS mine`, c.settings, c.history, c.lockBase, start, c.workers)
 }
 
-func (c claimer) claimLanes(ctx context.Context, tx *sql.Tx) (lanes []int64, total int, err error) {
-	return c.claimLanesFrom(ctx, tx, anyLane)
+// historyExpression tells a server, and a table in it, from another of the same name. (begin has
+// locked the table, so that it stays the same until the end of the transaction.)
+func historyExpression(s schema.Postgres) string {
+	return `extract(epoch FROM pg_postmaster_start_time())::text || '/' ||
+		pg_relation_filenode(` + pq.QuoteLiteral(s.Outbox()) + `::regclass)`
 }
 
-func (c claimer) claimLanesFrom(ctx context.Context, tx *sql.Tx, start int) (lanes []int64, total int, err error) {
+// territory is what a claim may look at.
+type territory struct {
+	// lanes are those that it holds, of total.
+	lanes pq.Int64Array
+	total int
+	// history is that of the database; see marks.
+	history string
+}
+
+// occupy takes lanes, beginning with start. Without order there is one for all, and it is nobody's.
+func (c claimer) occupy(ctx context.Context, tx *sql.Tx, start int) (t territory, err error) {
+	if c.config.Ordering == None {
+		t.lanes, t.total = pq.Int64Array{onlyLane}, 1
+		if err := tx.QueryRowContext(ctx, `SELECT `+c.history).Scan(&t.history); err != nil {
+			return territory{}, fmt.Errorf("recognize the database: %w", err)
+		}
+		return t, nil
+	}
 	if start == anyLane {
 		start = rand.IntN(maxLanes)
 	}
-	rows, err := tx.QueryContext(ctx, c.lanesQuery, c.lockBase, start, c.workers)
-	if err != nil {
-		return nil, 0, fmt.Errorf("claim lanes: %w", err)
+	var total sql.Null[int]
+	if err := tx.QueryRowContext(ctx, c.lanesQuery(start)).Scan(&t.lanes, &total, &t.history); err != nil {
+		return territory{}, fmt.Errorf("claim lanes: %w", err)
 	}
-	defer func() { _ = rows.Close() }() // rows.Err tells what went wrong
-	for rows.Next() {
-		var lane int64
-		if err := rows.Scan(&lane, &total); err != nil {
-			return nil, 0, fmt.Errorf("claim lanes: %w", err)
-		}
-		lanes = append(lanes, lane)
+	if !total.Valid { // without a word, rows would wait for ever
+		return territory{}, fmt.Errorf("claim lanes: %w: %s is empty", schema.ErrNotMigrated, c.config.Schema.Settings())
 	}
-	if err := rows.Err(); err != nil {
-		return nil, 0, fmt.Errorf("claim lanes: %w", err)
-	}
-	if len(lanes) == 0 {
-		return nil, 0, c.requireSettings(ctx, tx)
-	}
-	return lanes, total, nil
-}
-
-// requireSettings tells lanes that others have from a settings table that was emptied:
-// without a word, rows would wait for ever.
-func (c claimer) requireSettings(ctx context.Context, tx *sql.Tx) error {
-	var total int
-	err := tx.QueryRowContext(ctx, c.totalQuery).Scan(&total)
-	if isNoRows(err) {
-		return fmt.Errorf("claim lanes: %w: %s is empty", schema.ErrNotMigrated, c.config.Schema.Settings())
-	}
-	if err != nil {
-		return fmt.Errorf("count lanes: %w", err)
-	}
-	return nil
+	t.total = total.V
+	return t, nil
 }

@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"time"
 )
 
@@ -54,18 +53,8 @@ func (w *worker) isCutOff() bool { return w.broker.lasts() || w.database.lasts()
 
 // someLanesAreTaken takes those that are free.
 func (c claimer) someLanesAreTaken(ctx context.Context, tx *sql.Tx) (bool, error) {
-	if c.config.Ordering != PerKey {
-		return false, nil
-	}
-	lanes, _, err := c.claimLanes(ctx, tx)
-	if err != nil {
-		return false, err
-	}
-	var total int
-	if err := tx.QueryRowContext(ctx, c.totalQuery).Scan(&total); err != nil {
-		return false, fmt.Errorf("count lanes: %w", err)
-	}
-	return len(lanes) < total, nil
+	in, err := c.occupy(ctx, tx, anyLane)
+	return len(in.lanes) < in.total, err
 }
 
 // lasts says whether there is an outage now.

@@ -148,12 +148,21 @@ func TestClaimUsesTheIndexes(t *testing.T) {
 			for _, ordering := range []Ordering{PerKey, None} {
 				w := newTestWorker(t, db, Config{Ordering: ordering})
 				plan := explain(t, begin(t, w), w.claimer.flow.query,
-					500, 1<<20, "{}", 0, false, 64, "{1,2,3,4,5,6,7,8,9}", db.Schema.Outbox(), "{}", "{}", true, window)
+					"{}", 0, window, 64, "{1,2,3,4,5,6,7,8,9}", "{}", 500, 1024)
 				require.Contains(t, plan, "Index Scan using outbox_pkey")
 				require.NotContains(t, plan, "Seq Scan on outbox")
-				if ordering == PerKey {
-					require.Contains(t, plan, "Index Cond: ((unit_hash = head.unit_hash) AND (seq < head.seq))")
-				}
+				plan = explain(t, begin(t, w), w.claimer.flow.heldBack.held, "{1,2,3,4,5,6,7,8,9}", "{}")
+				require.Contains(t, plan, "Index Scan using outbox_pkey")
+				require.NotContains(t, plan, "Seq Scan on outbox")
+				require.Contains(t, plan, "Index Cond: ((unit_hash = head.unit_hash) AND (seq < head.seq))")
+				plan = explain(t, begin(t, w), w.claimer.flow.heldBack.any)
+				require.NotContains(t, plan, "Seq Scan on outbox")
+				plan = explain(t, begin(t, w), w.claimer.flow.heldBack.missing,
+					"{}", 0, window, 64, "{1,2,3,4,5,6,7,8,9}", "{}", "{1,2,3,4,5,6,7,8,9}")
+				require.Contains(t, plan, "Index Scan using outbox_pkey")
+				require.NotContains(t, plan, "Seq Scan on outbox")
+				plan = explain(t, begin(t, w), w.claimer.flow.contents, "{1,2,3,4,5,6,7,8,9}")
+				require.Contains(t, plan, "Index Scan using outbox_pkey")
 				plan = explain(t, begin(t, w), w.claimer.waiting.query, 500, 1<<20, "{}", 125, 64, "{1,2,3,4,5,6,7,8,9}", "{}")
 				require.Contains(t, plan, "Index Scan using outbox_backoff_idx on outbox f")
 				require.Contains(t, plan, "Index Cond: (next_attempt_at <= statement_timestamp())")

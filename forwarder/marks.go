@@ -42,19 +42,14 @@ type view struct {
 	safe       int64
 	away       []string
 	generation int
-	history    string
 	// newest asks for the newest seq in the table: claims alone do not tell it while all
 	// that is there is left out.
 	newest bool
 }
 
-// finding is what a claim has seen, in one snapshot, in the lanes that it holds.
+// finding is what a claim has seen in the lanes that it holds.
 type finding struct {
 	lanes []int64
-	// history tells a server, and a table in it, from another of the same name: after a
-	// failover, a restore or a TRUNCATE, seqs may begin anew. Connections that were idle
-	// meanwhile do not notice.
-	history string
 	// first is the lowest seq that was found, whether or not it was taken: what is done about
 	// it may fail. last is the highest that was seen; 0: none.
 	first, last int64
@@ -62,22 +57,22 @@ type finding struct {
 	beyond int64
 }
 
-// view says where a claim of these lanes, of so many, starts.
-func (m *marks) view(lanes []int64, total int) view {
+// view says where a claim in a territory starts.
+func (m *marks) view(in territory) view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.lanes) != total {
-		m.lanes = make([]int64, total)
+	m.recognize(in.history)
+	if len(m.lanes) != in.total {
+		m.lanes = make([]int64, in.total)
 		m.generation++
 	}
 	v := view{
 		safe:       m.horizon.safe,
 		away:       m.away,
 		generation: m.generation,
-		history:    m.history,
 		newest:     len(m.away) > 0 && m.horizon.asks(time.Now()),
 	}
-	for i, lane := range lanes {
+	for i, lane := range in.lanes {
 		if mark := m.lanes[lane]; i == 0 || mark < v.from {
 			v.from = mark
 		}
@@ -85,18 +80,15 @@ func (m *marks) view(lanes []int64, total int) view {
 	return v
 }
 
-// recognize says whether a claim may go by its view. If the database is another one, all
-// that was known is forgotten.
-func (m *marks) recognize(v view, history string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// recognize forgets all that was known if the database is another one: after a failover, a
+// restore or a TRUNCATE, seqs may begin anew. Connections that were idle meanwhile do not notice.
+func (m *marks) recognize(history string) {
 	if m.history != "" && m.history != history {
 		m.lower()
 		m.horizon = horizon{}
 		m.epoch++
 	}
 	m.history = history
-	return v.from == 0 || v.history == history
 }
 
 // learn moves the marks up to what a claim has found.

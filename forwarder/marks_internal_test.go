@@ -16,8 +16,8 @@ func claimAndSettle(t *testing.T, w *worker) []int64 {
 	taken, err := w.claimer.claim(t.Context(), tx, request{waiting: true})
 	require.NoError(t, err)
 	v := verdict{}
-	for _, r := range taken.rows {
-		v.confirm(r)
+	for i := range taken.rows {
+		v.confirm(&taken.rows[i])
 	}
 	require.NoError(t, w.settler.write(t.Context(), tx, &v))
 	require.NoError(t, tx.Commit())
@@ -167,36 +167,36 @@ func lastSeq(t *testing.T, db *testdb.DB) (last int64) {
 func TestMarksIgnoreWhatIsOutOfDate(t *testing.T) {
 	t.Parallel()
 	m := &marks{}
-	from := func() int64 { return m.view([]int64{0}, 1).from }
+	from := func() int64 { return m.view(territory{lanes: []int64{0}, total: 1}).from }
 	from()
 	m.horizon.safe = 100
 	found := finding{lanes: []int64{0}}
-	m.learn(m.view([]int64{0}, 1), found)
+	m.learn(m.view(territory{lanes: []int64{0}, total: 1}), found)
 	require.Equal(t, int64(100), from())
 
-	old := m.view([]int64{0}, 1)
+	old := m.view(territory{lanes: []int64{0}, total: 1})
 	m.leaveOut(nil, true)
 	m.learn(old, found)
 	require.Zero(t, from())
 
-	m.learn(m.view([]int64{0}, 1), found)
+	m.learn(m.view(territory{lanes: []int64{0}, total: 1}), found)
 	require.Equal(t, int64(100), from())
-	old = m.view([]int64{0}, 1)
+	old = m.view(territory{lanes: []int64{0}, total: 1})
 	m.giveBack(0, 50)
 	m.learn(old, found)
 	require.Equal(t, int64(49), from())
 
 	// The horizon of a claim is the one from before it began.
-	old = m.view([]int64{0}, 1)
+	old = m.view(territory{lanes: []int64{0}, total: 1})
 	m.horizon.safe = 200
 	m.learn(old, found)
 	require.Equal(t, int64(100), from())
 
-	old = m.view([]int64{0}, 1)
+	old = m.view(territory{lanes: []int64{0}, total: 1})
 	m.forget()
 	m.learn(old, found)
 	require.Zero(t, from())
-	m.learn(m.view([]int64{0}, 1), found)
+	m.learn(m.view(territory{lanes: []int64{0}, total: 1}), found)
 	require.Zero(t, from())
 }
 

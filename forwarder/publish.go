@@ -49,11 +49,8 @@ func (w *worker) send(ctx context.Context, rows []row, places []int, done *attem
 		return
 	}
 	msgs := make([]Outgoing, len(places))
-	byBroker := map[string][]int{}
 	for n, place := range places {
 		msgs[n] = rows[place].outgoing
-		broker := w.brokerOf(rows[place])
-		byBroker[broker] = append(byBroker[broker], place)
 	}
 	began := time.Now()
 	results := publishBatch(ctx, w.publisher, msgs)
@@ -61,13 +58,25 @@ func (w *worker) send(ctx context.Context, rows []row, places []int, done *attem
 		done.results[place] = results[n]
 	}
 	s := sent{timedOut: errors.Is(ctx.Err(), context.DeadlineExceeded), took: time.Since(began)}
-	for broker, places := range byBroker {
+	for broker, places := range w.placesByBroker(rows, places) {
 		done.alone[places[0]] = len(places) == 1
 		if len(places) == 1 && w.suspects.failsAlone(rows[places[0]].seq) {
 			continue // it says nothing of the others
 		}
 		w.paces.of(broker).learn(s.count(places, done.results))
 	}
+}
+
+func (w *worker) placesByBroker(rows []row, places []int) map[string][]int {
+	if w.routes == nil {
+		return map[string][]int{"": places}
+	}
+	byBroker := map[string][]int{}
+	for _, place := range places {
+		broker := w.brokerOf(&rows[place])
+		byBroker[broker] = append(byBroker[broker], place)
+	}
+	return byBroker
 }
 
 // count adds what came of the rows at places. Failures that say nothing are the broker's only
@@ -125,33 +134,77 @@ func publishBatch(ctx context.Context, publisher BatchPublisher, msgs []Outgoing
 // behind it in its unit. What goes to a broker that is known to be away is not sent to it,
 // nor is more than its pace allows.
 func (w *worker) sendable(rows []row, results []error) (together, suspected []int) {
-	stopped, room, begun := map[Unit]error{}, map[string]int{}, map[Unit]bool{}
+	stopped, begun := map[Unit]error{}, map[Unit]bool{}
+	var brokers capacities
+	suspicious := w.suspects.areThere()
 	stop := func(i int, result, behind error) {
 		results[i] = result
 		stopped[rows[i].outgoing.Unit()] = behind
 	}
-	for i, r := range rows {
-		broker, unit := w.brokerOf(r), r.outgoing.Unit()
-		if _, known := room[broker]; !known {
-			room[broker], _ = w.paces.of(broker).now()
+	together = make([]int, 0, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		to := w.capacityFor(r, &brokers)
+		if nothingSpecial := !suspicious && len(stopped) == 0; nothingSpecial && to.takes(r) {
+			together = append(together, i)
+			continue
 		}
-		switch behind, suspect := stopped[unit], w.suspects.has(r.seq); {
+		suspect, unit := suspicious && w.suspects.has(r.seq), r.outgoing.Unit()
+		switch behind := stopped[unit]; {
 		case behind != nil:
 			results[i] = behind
 		case r.unreadable != nil:
 			stop(i, Permanent(r.unreadable), ErrKeyHeld)
-		case !w.probing && w.away.isAway(broker):
+		case to.away:
 			stop(i, Unavailable(errBrokerAway), ErrKeyHeld)
 		case suspect && !begun[unit] && len(suspected) < maxAlone:
 			suspected = append(suspected, i)
 			stop(i, nil, errLater)
-		case suspect, room[broker] == 0: // one before it in its unit may fail
+		case suspect, to.room == 0: // one before it in its unit may fail
 			stop(i, errLater, errLater)
 		default:
 			begun[unit] = true
-			room[broker]--
+			to.room--
 			together = append(together, i)
 		}
 	}
 	return together, suspected
+}
+
+// capacity is what a broker may be sent now.
+type capacity struct {
+	broker string
+	away   bool
+	room   int
+}
+
+// takes says whether a message may go to it, and counts it then.
+func (c *capacity) takes(r *row) bool {
+	if r.unreadable != nil || c.away || c.room == 0 {
+		return false
+	}
+	c.room--
+	return true
+}
+
+// capacities are those of the brokers of a batch.
+type capacities struct {
+	known map[string]*capacity
+	last  *capacity
+}
+
+func (w *worker) capacityFor(r *row, brokers *capacities) *capacity {
+	broker := w.brokerOf(r)
+	if brokers.last != nil && brokers.last.broker == broker {
+		return brokers.last
+	}
+	if brokers.last = brokers.known[broker]; brokers.last == nil {
+		room, _ := w.paces.of(broker).now()
+		brokers.last = &capacity{broker: broker, away: !w.probing && w.away.isAway(broker), room: room}
+		if brokers.known == nil {
+			brokers.known = map[string]*capacity{}
+		}
+		brokers.known[broker] = brokers.last
+	}
+	return brokers.last
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/lib/pq"
@@ -15,6 +16,7 @@ var errRowsGone = errors.New("forwarder: claimed rows are gone although they wer
 // settler writes into the database what became of a batch.
 type settler struct {
 	settleQuery  string
+	rangeQuery   string
 	delayQuery   string
 	buryQuery    string
 	promoteQuery string
@@ -24,19 +26,24 @@ type settler struct {
 }
 
 func newSettler(cfg Config) settler {
+	const (
+		these   = ` WHERE seq = ANY ($1::bigint[])`
+		byRange = ` WHERE seq >= $1::bigint AND seq <= $2::bigint`
+	)
 	outbox := cfg.Schema.Outbox()
+	settle, still := `DELETE FROM `+outbox, ``
+	if cfg.Settlement == MarkPublished {
+		settle = `UPDATE ` + outbox + ` SET published_at = clock_timestamp(), next_attempt_at = NULL, last_error = NULL`
+		still = ` AND published_at IS NULL`
+	}
 	s := settler{
-		settleQuery:  `DELETE FROM ` + outbox + ` WHERE seq = ANY ($1::bigint[])`,
+		settleQuery:  settle + these + still,
+		rangeQuery:   settle + byRange + still,
 		buryQuery:    buryQuery(cfg.Schema),
 		promoteQuery: promoteQuery(cfg.Schema),
 		initial:      cfg.RetryInitial,
 		longest:      cfg.RetryMax,
 		blocks:       cfg.OnDeadLetter == Block,
-	}
-	if cfg.Settlement == MarkPublished {
-		s.settleQuery = `UPDATE ` + outbox + `
-			SET published_at = clock_timestamp(), next_attempt_at = NULL, last_error = NULL
-			WHERE seq = ANY ($1::bigint[]) AND published_at IS NULL`
 	}
 	// The database's clock and the row's own count: replicas whose clocks differ agree
 	// on when a row is due. Where no attempt is spent, a quarter of its age stands for the
@@ -76,7 +83,11 @@ func (s settler) settle(ctx context.Context, tx *sql.Tx, seqs []int64) error {
 	if len(seqs) == 0 {
 		return nil
 	}
-	result, err := tx.ExecContext(ctx, s.settleQuery, pq.Int64Array(seqs))
+	query, args := s.settleQuery, []any{pq.Int64Array(seqs)}
+	if first, last := slices.Min(seqs), slices.Max(seqs); last-first == int64(len(seqs)-1) { // read in one go
+		query, args = s.rangeQuery, []any{first, last}
+	}
+	result, err := tx.ExecContext(ctx, query, args...)
 	if err != nil {
 		return fmt.Errorf("settle: %w", err)
 	}

@@ -130,7 +130,10 @@ func (s *suspects) remember(p *part) {
 	defer s.mu.Unlock()
 	confirmed, failed, together := 0, 0, 0
 	for i, err := range p.results {
-		known := s.bySeq[p.rows[i].seq]
+		var known *suspicion
+		if len(s.bySeq) > 0 {
+			known = s.bySeq[p.rows[i].seq]
+		}
 		switch {
 		case err == nil && known != nil:
 			confirmed, failed = confirmed+1, failed+known.failures
@@ -146,6 +149,13 @@ func (s *suspects) remember(p *part) {
 		}
 	}
 	s.of(p.broker).add(confirmed, failed+together)
+}
+
+// areThere says whether there are any.
+func (s *suspects) areThere() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.bySeq) > 0
 }
 
 // has says whether a message is to be sent alone.

@@ -61,24 +61,31 @@ type part struct {
 }
 
 func (w *worker) byBroker(rows []row, done attempted) []*part {
+	alone := make([]bool, len(rows))
+	for place, isAlone := range done.alone {
+		alone[place] = isAlone
+	}
+	if w.routes == nil {
+		return []*part{{rows: rows, results: done.results, alone: alone}}
+	}
 	var parts []*part
 	known := map[string]*part{}
-	for i, r := range rows {
-		broker := w.brokerOf(r)
+	for i := range rows {
+		broker := w.brokerOf(&rows[i])
 		p := known[broker]
 		if p == nil {
 			p = &part{broker: broker}
 			known[broker] = p
 			parts = append(parts, p)
 		}
-		p.rows, p.results = append(p.rows, r), append(p.results, done.results[i])
-		p.alone = append(p.alone, done.alone[i])
+		p.rows, p.results = append(p.rows, rows[i]), append(p.results, done.results[i])
+		p.alone = append(p.alone, alone[i])
 	}
 	return parts
 }
 
 // brokerOf names the broker of several. It is empty where there is but one, or no route.
-func (w *worker) brokerOf(r row) string {
+func (w *worker) brokerOf(r *row) string {
 	if w.routes == nil {
 		return ""
 	}
@@ -87,14 +94,21 @@ func (w *worker) brokerOf(r row) string {
 }
 
 func (w *worker) judgePart(p *part) verdict {
-	var v verdict
+	v := verdict{confirmed: make([]int64, 0, len(p.rows))}
 	w.convict(p)
 	waits := false // for a destination
+	back := ""     // the destination that is known to be there
 	for i, err := range p.results {
-		switch r := p.rows[i]; {
-		case err == nil:
+		if err == nil {
+			r := &p.rows[i]
 			v.confirm(r)
-			w.away.destinationBack(r.outgoing.Destination)
+			if destination := r.outgoing.Destination; destination != back {
+				back = destination
+				w.away.destinationBack(destination)
+			}
+			continue
+		}
+		switch r := p.rows[i]; {
 		case errors.Is(err, ErrRefused):
 			v.fail(w.config.MaxAttempts, failure{row: r, spent: 1, err: err})
 			if w.probing { // what refuses is there
@@ -110,7 +124,7 @@ func (w *worker) judgePart(p *part) verdict {
 			}
 		case errors.Is(err, ErrDestinationUnavailable):
 			w.away.destinationGone(p.broker, r.outgoing.Destination, err)
-			waits = true
+			waits, back = true, ""
 		default:
 			v.fail(w.config.MaxAttempts, failure{row: r, spent: 0, err: err})
 		}
@@ -138,10 +152,10 @@ func (w *worker) convict(p *part) {
 	}
 }
 
-func (v *verdict) confirm(r row) {
+func (v *verdict) confirm(r *row) {
 	v.confirmed = append(v.confirmed, r.seq)
 	if r.waiting {
-		v.freed.add(r)
+		v.freed.add(*r)
 	}
 }
 

@@ -44,6 +44,14 @@ func newWaitingQueries(cfg Config) waitingQueries {
 	return q
 }
 
+// columns are what rowColumns are made of.
+const columns = `seq, unit_hash, attempts, last_error, id, destination, partition_key, payload, payload_bytes, metadata, next_attempt_at`
+
+// size is what a row counts towards BatchBytes. It is known before any payload is read from
+// where Postgres stores it.
+const size = `coalesce(octet_length(payload), octet_length(payload_bytes))
+	+ octet_length(metadata::text) + coalesce(octet_length(partition_key), 0)`
+
 // dueQuery locks rows that are due and the first of their units that wait, and what is
 // behind those that have not failed themselves: $1 rows, $2 bytes, $3 destinations to
 // leave out, $4 how many units, $5 how many lanes there are, $6 those to take, $7 units to
@@ -117,14 +125,14 @@ func (d dueRows) bytes() (sum int) {
 	return sum
 }
 
-func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, lanes []int64, total int) (dueRows, error) {
+func (c claimer) claimDue(ctx context.Context, tx *sql.Tx, ask request, in territory) (dueRows, error) {
 	query := c.waiting.query
 	if ask.passing {
 		query = c.waiting.passing
 	}
 	limit := max(1, ask.rows/dueShare)
 	rows, err := tx.QueryContext(ctx, query, ask.rows, c.config.BatchBytes, append(pq.StringArray{}, c.marks.leftOut()...),
-		limit, total, pq.Int64Array(lanes), ask.tried)
+		limit, in.total, in.lanes, ask.tried)
 	if err != nil {
 		return dueRows{}, err //nolint:wrapcheck // claim wraps it
 	}
