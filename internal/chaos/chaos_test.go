@@ -30,7 +30,7 @@ type scenario struct {
 	prepare func(w *world)
 	// faults happen under load.
 	faults func(ctx context.Context, w *world, c *ledger.Control) error
-	// check looks at the report, beyond what is asked of every run.
+	// check looks at the report, beyond what is asked of every run. Default: no dead letters.
 	check func(w *world, r ledger.Report)
 }
 
@@ -42,6 +42,9 @@ func scenarios() []scenario {
 	for i := range all {
 		if all[i].variants == nil {
 			all[i].variants = everywhere
+		}
+		if all[i].check == nil {
+			all[i].check = noneDead
 		}
 	}
 	return all
@@ -140,9 +143,7 @@ func (s *suite) run(t *testing.T, one scenario, v variant, seed uint64) {
 		report, err := ledger.Run(t.Context(), w.config)
 		require.NoError(t, err)
 		ledger.Require(t, report)
-		if one.check != nil {
-			one.check(w, report)
-		}
+		one.check(w, report)
 		balanced = true
 		figures.add(one.name, v.String()+w.note, report)
 	})

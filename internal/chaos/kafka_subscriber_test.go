@@ -39,6 +39,8 @@ func (s *kafkaSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		kgo.MetadataMinAge(50*time.Millisecond), kgo.RetryTimeout(2*time.Second),
+		// A member that came back under another name waits for its former self to be given up.
+		kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(time.Second),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)

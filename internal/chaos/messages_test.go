@@ -30,7 +30,7 @@ func messageFaults() []scenario {
 		{name: "a message that closes the connection", variants: onRabbitMQ, prepare: thousand, check: twoDead, faults: culprits(ledger.Extra{
 			Metadata: map[string]string{"large": strings.Repeat("x", 300<<10)},
 		}, 5+3)},
-		{name: "a full queue that rejects", short: true, variants: onRabbitMQ, prepare: shortQueues, check: noneDead, faults: fullQueue},
+		{name: "a full queue that rejects", short: true, variants: onRabbitMQ, prepare: shortQueues, faults: fullQueue},
 	}
 }
 
@@ -76,26 +76,28 @@ func twoDead(w *world, r ledger.Report) {
 	require.Greater(w.t, r.Committed, 1000)
 }
 
-// shortQueues take ten messages, and reject more. That is no fault of a message, and
-// costs it no attempt.
+// shortQueues take ten messages, and reject more. That is no fault of a message.
 func shortQueues(w *world) {
 	w.t.Helper()
-	w.config.Forwarder.MaxAttempts = 1
 	patientPublisher(w)
 	frontAllWith(w, amqp091.Table{"x-max-length": 10, "x-overflow": "reject-publish"})
 }
 
-// fullQueue: nobody reads one of the queues for a while.
+// fullQueue: nobody reads one of the queues for a while, and then too slowly, so that of
+// the messages of a moment some are rejected and others taken.
 func fullQueue(ctx context.Context, w *world, c *ledger.Control) error {
 	if err := c.Reach(ctx, 0.3); err != nil {
 		return err
 	}
-	resume, err := w.config.Broker.(*fronted).pause(ctx, w.config.Destinations[0])
-	if err != nil {
+	broker, destination := w.config.Broker.(*fronted), w.config.Destinations[0]
+	if err := broker.pause(destination); err != nil {
 		return err
 	}
-	defer resume()
-	return pause(ctx, 4*time.Second)
+	defer broker.resume(ctx, destination)
+	if err := pause(ctx, time.Second); err != nil {
+		return err
+	}
+	return broker.moveSlowly(ctx, destination, 4*time.Second)
 }
 
 func noneDead(w *world, r ledger.Report) {

@@ -100,6 +100,7 @@ func (s *suite) newWorld(t *testing.T, v variant, seed uint64, settings ...strin
 	f := &w.config.Forwarder
 	f.PublishTimeout, f.DatabaseTimeout = 2*time.Second, 2*time.Second
 	f.RetryInitial, f.RetryMax = 50*time.Millisecond, time.Second
+	f.MaxAttempts = 1 // what is no fault of a message spends none
 	f.PollInterval = 100 * time.Millisecond
 	return w
 }
