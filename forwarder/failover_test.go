@@ -32,7 +32,8 @@ func TestFormerPrimaryIsLeft(t *testing.T) {
 			connector.leadsTo.Store(&standby)
 			moved := &testdb.DB{DB: sql.OpenDB(connector), Schema: db.Schema, DSN: db.DSN}
 			t.Cleanup(func() { require.NoError(t, moved.Close()) })
-			moved.SetMaxIdleConns(10)
+			moved.SetMaxOpenConns(2) // no further one may come to the rescue by chance
+			moved.SetMaxIdleConns(2)
 			b := runWithLog(t, moved, forwarder.Config{})
 			eventually(t, func() bool { return b.log.repeated() > 2 })
 			require.Contains(t, b.log.errors()[0], "Database is read-only, messages stay in the outbox: ")

@@ -14,8 +14,8 @@ import (
 
 func databaseFaults() []scenario {
 	return []scenario{
-		{name: "Postgres restarted, fast", short: true, prepare: atLeisure, faults: restarted("postgres.sh")},
-		{name: "Postgres restarted, immediate", prepare: atLeisure, faults: func(ctx context.Context, w *world, c *ledger.Control) error {
+		{name: "Postgres restarted, fast", short: true, alone: true, prepare: atLeisure, faults: restarted("postgres.sh")},
+		{name: "Postgres restarted, immediate", alone: true, prepare: atLeisure, faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			return w.bounce(ctx, c, "postgres.sh", func() error { return w.servers.signal(ctx, "postgres.sh", syscall.SIGQUIT) })
 		}},
 		{name: "all backends terminated", faults: backendsTerminated},

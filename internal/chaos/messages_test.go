@@ -2,6 +2,7 @@ package chaos_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -22,15 +23,15 @@ func messageFaults() []scenario {
 		{name: "2 MiB into a topic of 1 MiB", short: true, variants: onKafka, prepare: thousand, check: twoDead, faults: culprits(ledger.Extra{
 			Size: 2 << 20,
 		}, 0)},
-		{name: "more than its topic takes, and the client does not know", variants: onKafka, prepare: smallTopics, check: twoDead, faults: culprits(ledger.Extra{
+		{name: "more than its topic takes, and the client does not know", variants: onKafka, prepare: smallTopics, check: twoDead, faults: amongMany(culprits(ledger.Extra{
 			Size: 300 << 10,
-		}, 0)},
+		}, 0))},
 		// RabbitMQ closes the connection over it, each time. It is found by halving a batch of
 		// 20, and has three attempts.
 		{name: "a message that closes the connection", variants: onRabbitMQ, prepare: thousand, check: twoDead, faults: culprits(ledger.Extra{
 			Metadata: map[string]string{"large": strings.Repeat("x", 300<<10)},
 		}, 5+3)},
-		{name: "a full queue that rejects", short: true, variants: onRabbitMQ, prepare: shortQueues, faults: fullQueue},
+		{name: "a full queue that rejects", short: true, variants: []variant{{rabbitmq, 4, false}, {rabbitmq, 4, true}}, prepare: shortQueues, faults: fullQueue},
 	}
 }
 
@@ -41,18 +42,29 @@ func thousand(w *world) {
 	patientPublisher(w)
 }
 
-// smallTopics refuse what the publisher does not.
+// smallTopics refuse what the publisher does not. The keys are enough for several in each
+// partition at a time: a broker refuses all that the client has put together for one.
 func smallTopics(w *world) {
 	w.t.Helper()
 	thousand(w)
-	for i := range w.config.Destinations {
-		w.config.Destinations[i] = testkafka.NewTopic(w.t, ledger.KafkaPartitions, "max.message.bytes", "100000")
+	w.config.Destinations = []string{testkafka.NewTopic(w.t, ledger.KafkaPartitions, "max.message.bytes", "100000")}
+	w.config.Keys = 40
+}
+
+// amongMany has batches be large, by a broker that takes its time.
+func amongMany(faults faultsFunc) faultsFunc {
+	return func(ctx context.Context, w *world, c *ledger.Control) error {
+		mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"latency", down, map[string]any{"latency": 100}})
+		if err != nil {
+			return err
+		}
+		return errors.Join(faults(ctx, w, c), mend(ctx))
 	}
 }
 
 // culprits writes two, to different destinations, each in the middle of ten others of its
 // key. Each may cost a process so many times what is on its way.
-func culprits(culprit ledger.Extra, hits int) func(ctx context.Context, w *world, c *ledger.Control) error {
+func culprits(culprit ledger.Extra, hits int) faultsFunc {
 	return func(ctx context.Context, _ *world, c *ledger.Control) error {
 		for aggregate, share := range []float64{0.2, 0.6} {
 			if err := c.Reach(ctx, share); err != nil {

@@ -41,7 +41,7 @@ const (
 	rabbitmqPort  = 2 // and three more
 	kafkaPort     = 6 // and five more
 	kafkaProxied  = 12
-	portsInAll    = 14
+	portsInAll    = kafkaProxied + 2*lanesInAll
 )
 
 func (s *servers) address(port int) string {
@@ -165,6 +165,7 @@ func (s *servers) run(ctx context.Context, script string, arguments ...string) e
 		fmt.Sprintf("SERVICES_PGBOUNCER_PORT=%d", s.firstPort+pgbouncerPort),
 		fmt.Sprintf("SERVICES_RABBITMQ_PORT=%d", s.firstPort+rabbitmqPort),
 		fmt.Sprintf("SERVICES_KAFKA_PORT=%d", s.firstPort+kafkaPort),
+		"SERVICES_TIMEOUT=150",       // of a Kafka that starts while writers and forwarders are busy
 		"SERVICES_PGBOUNCER_POOL=16", // a replica that is frozen holds some of them
 		"SERVICES_KAFKA_PROXIES="+strings.Join(proxies, " "),
 	)
