@@ -26,12 +26,33 @@ func messageFaults() []scenario {
 		{name: "more than its topic takes, and the client does not know", variants: onKafka, prepare: smallTopics, check: twoDead, faults: amongMany(culprits(ledger.Extra{
 			Size: 300 << 10,
 		}, 0))},
-		// RabbitMQ closes the connection over it, each time. It is found by halving a batch of
-		// 20, and has three attempts.
-		{name: "a message that closes the connection", variants: onRabbitMQ, prepare: thousand, check: twoDead, faults: culprits(ledger.Extra{
+		// RabbitMQ would close the connection over it.
+		{name: "a header that is larger than a frame", variants: onRabbitMQ, prepare: thousand, check: twoDead, faults: culprits(ledger.Extra{
 			Metadata: map[string]string{"large": strings.Repeat("x", 300<<10)},
-		}, 5+3)},
+		}, 0)},
+		// It is found by halving a batch of 20, and has three attempts.
+		{name: "a message that closes the connection", variants: onRabbitMQ, prepare: thousand, check: twoDead, faults: inspected(culprits(ledger.Extra{
+			Metadata: map[string]string{"word": strings.Repeat(forbidden, 10)},
+		}, 5+3))},
 		{name: "a full queue that rejects", short: true, variants: []variant{{rabbitmq, 4, false}, {rabbitmq, 4, true}}, prepare: shortQueues, faults: fullQueue},
+	}
+}
+
+const forbidden = "what no firewall lets pass"
+
+// inspected has something between forwarders and broker end each connection on which it
+// sees the forbidden words.
+func inspected(faults faultsFunc) faultsFunc {
+	return func(ctx context.Context, w *world, c *ledger.Control) error {
+		mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{inspecting, up, map[string]any{"words": forbidden}})
+		if err != nil {
+			return err
+		}
+		err = faults(ctx, w, c)
+		if err == nil {
+			err = c.AwaitForwarded(ctx)
+		}
+		return errors.Join(err, mend(ctx))
 	}
 }
 

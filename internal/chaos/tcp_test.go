@@ -111,6 +111,9 @@ func forgottenConnections(p pair) scenario {
 	names := map[pair]string{forwarderKafka: "forwarder and broker", forwarderPostgres: "forwarder and Postgres"}
 	return scenario{
 		name: "connections forgotten, " + names[p],
+		prepare: func(w *world) { // they bound how long an answer is waited for
+			w.config.Forwarder.PublishTimeout, w.config.Forwarder.DatabaseTimeout = time.Second, 500*time.Millisecond
+		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
 				return err
