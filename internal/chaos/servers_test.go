@@ -32,6 +32,7 @@ type servers struct {
 	firstPort int
 	// kafkaProxies are the ports that Kafka advertises, for forwarders and for consumers.
 	kafkaProxies []int
+	keeper       *keeper
 }
 
 // What of the ports is whose.
@@ -61,15 +62,11 @@ func startServers(t *testing.T, kafkaProxies ...int) *servers {
 	folder, err := os.MkdirTemp("", "chaos-") //nolint:usetesting // as said
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(folder, 0o755))
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(folder)) })
 	s := &servers{folder: folder, firstPort: freePorts(t), kafkaProxies: kafkaProxies}
+	s.keeper, err = startKeeper(s)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.keeper.end()) })
 	s.lendJars(t)
-	everyone := []string{"postgres.sh", "rabbitmq.sh", "kafka.sh", "pgbouncer.sh"}
-	t.Cleanup(func() {
-		for _, script := range slices.Backward(everyone) {
-			require.NoError(t, s.run(context.WithoutCancel(t.Context()), script, "stop"))
-		}
-	})
 	var (
 		started sync.WaitGroup
 		errs    = make([]error, 3)
@@ -106,14 +103,8 @@ func (s *servers) signal(ctx context.Context, script string, signal syscall.Sign
 		return fmt.Errorf("%s: %w", script, err)
 	}
 	return await(ctx, time.Minute, script+" ends", func() (bool, error) {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || isZombie(pid), nil
+		return isGone(pid), nil
 	})
-}
-
-// isZombie: nobody may wait for a process that a script has started.
-func isZombie(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && strings.Contains(string(status), ") Z ")
 }
 
 func (s *servers) pid(script string) (int, error) {

@@ -140,13 +140,16 @@ func (w *world) goesOn(ctx context.Context, c *ledger.Control) error {
 // it has to be reached with less at a time.
 func slowBroker() scenario {
 	return scenario{
-		name:    "slow broker",
-		prepare: func(w *world) { w.config.Forwarder.PublishTimeout = 500 * time.Millisecond },
+		name: "slow broker",
+		prepare: func(w *world) {
+			w.config.Forwarder.PublishTimeout = 500 * time.Millisecond
+			w.config.Forwarder.BatchSize = 100
+		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
 				return err
 			}
-			for range 5 { // halvings of a batch of 20
+			for range 5 { // until it is small enough
 				c.HitAll()
 			}
 			mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"bandwidth", up, map[string]any{"rate": 8}})
