@@ -143,7 +143,7 @@ func slowBroker() scenario {
 		name: "slow broker",
 		prepare: func(w *world) {
 			w.config.Forwarder.PublishTimeout = 500 * time.Millisecond
-			w.config.Forwarder.BatchSize = 100
+			w.config.Forwarder.BatchSize, w.config.Keys = 100, 200 // all of a batch goes out at once
 		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
@@ -152,7 +152,7 @@ func slowBroker() scenario {
 			for range 5 { // until it is small enough
 				c.HitAll()
 			}
-			mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"bandwidth", up, map[string]any{"rate": 8}})
+			mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"bandwidth", up, map[string]any{"rate": 4}})
 			if err != nil {
 				return err
 			}
