@@ -17,9 +17,9 @@ var (
 func brokerFaults() []scenario {
 	return []scenario{
 		{name: "RabbitMQ restarted", short: true, alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: restarted("rabbitmq.sh")},
-		{name: "RabbitMQ killed", alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: killed("rabbitmq.sh")},
+		{name: "RabbitMQ killed", thorough: true, alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: killed("rabbitmq.sh")},
 		{name: "Kafka restarted", alone: true, variants: onKafka, prepare: atLeisure, faults: restarted("kafka.sh")},
-		{name: "Kafka killed", alone: true, variants: onKafka, prepare: atLeisure, faults: killed("kafka.sh")},
+		{name: "Kafka killed", thorough: true, alone: true, variants: onKafka, prepare: atLeisure, faults: killed("kafka.sh")},
 		{name: "RabbitMQ memory alarm", alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: memoryAlarm},
 		{name: "exchange deleted", variants: onRabbitMQ, prepare: frontAll, faults: deleted(func(_ context.Context, f *fronted, destination string) error {
 			return f.deleteExchange(destination)

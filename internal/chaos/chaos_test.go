@@ -21,6 +21,8 @@ type scenario struct {
 	name string
 	// short says that it is part of the short form.
 	short bool
+	// thorough says that it is left to the form all, as much like another one.
+	thorough bool
 	// alone says that it breaks what runs in other lanes need.
 	alone bool
 	// variants are the ways in which it runs. Default: everywhere.
@@ -97,6 +99,9 @@ func TestFaults(t *testing.T) { //nolint:paralleltest // its lanes share servers
 		}
 	case "full":
 		for i, one := range scenarios() {
+			if one.thorough {
+				continue
+			}
 			for n := range max(1, one.full) {
 				plan = append(plan, planned{one, one.variants[(i+n)%len(one.variants)]})
 			}
