@@ -181,7 +181,7 @@ func (l *lane) run(t *testing.T, p planned, seed uint64) {
 		balanced := false
 		defer func() {
 			if !balanced {
-				figures.failed(p.name, p.variant.String()+w.note)
+				figures.failed(p.name, p.String()+w.note)
 			}
 		}()
 		report, err := ledger.Run(t.Context(), w.config)
@@ -189,6 +189,6 @@ func (l *lane) run(t *testing.T, p planned, seed uint64) {
 		ledger.Require(t, report)
 		p.check(w, report)
 		balanced = true
-		figures.add(p.name, p.variant.String()+w.note, report)
+		figures.add(p.name, p.String()+w.note, report)
 	})
 }

@@ -38,7 +38,7 @@ func TestNothingIsLeftOfASuiteThatIsKilled(t *testing.T) {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	require.NoError(t, err)
 	var pids []int
-	for _, field := range strings.Fields(line) {
+	for field := range strings.FieldsSeq(line) {
 		pid, err := strconv.Atoi(field)
 		require.NoError(t, err)
 		require.NoError(t, syscall.Kill(pid, 0))
@@ -48,7 +48,7 @@ func TestNothingIsLeftOfASuiteThatIsKilled(t *testing.T) {
 
 	require.NoError(t, victim.Process.Kill())
 	require.Error(t, victim.Wait())
-	require.NoError(t, await(t.Context(), time.Minute, "nothing is left", func() (bool, error) {
+	require.NoError(t, await(t.Context(), "nothing is left", func() (bool, error) {
 		for _, pid := range pids {
 			if !isGone(pid) {
 				return false, nil
@@ -91,6 +91,6 @@ func runVictim(folder string) error {
 		return err
 	}
 	fmt.Println(server, frozen.Pid)
-	time.Sleep(time.Hour)
+	<-time.After(time.Hour)
 	return errors.New("nobody has killed the victim")
 }

@@ -102,7 +102,7 @@ func (s *servers) signal(ctx context.Context, script string, signal syscall.Sign
 	if err := syscall.Kill(pid, signal); err != nil {
 		return fmt.Errorf("%s: %w", script, err)
 	}
-	return await(ctx, time.Minute, script+" ends", func() (bool, error) {
+	return await(ctx, script+" ends", func() (bool, error) {
 		return isGone(pid), nil
 	})
 }
@@ -212,7 +212,8 @@ func allFree(t *testing.T, first int) bool {
 }
 
 // await asks until the answer is yes.
-func await(ctx context.Context, patience time.Duration, what string, ask func() (bool, error)) error {
+func await(ctx context.Context, what string, ask func() (bool, error)) error {
+	const patience = time.Minute
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
 	defer cancel()
 	for {

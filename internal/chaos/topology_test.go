@@ -110,7 +110,7 @@ func (f *fronted) deleteQueue(ctx context.Context, destination string) error {
 	if err := pause(ctx, 500*time.Millisecond); err != nil { // until what was routed before is there
 		return err
 	}
-	return await(ctx, time.Minute, "an empty queue "+destination, func() (bool, error) {
+	return await(ctx, "an empty queue "+destination, func() (bool, error) {
 		err := onChannel(f.uri, func(channel *amqp091.Channel) error {
 			_, err := channel.QueueDelete(queueOf(destination), false, true, false)
 			return err
@@ -125,7 +125,7 @@ func (f *fronted) deleteQueue(ctx context.Context, destination string) error {
 
 // Deliveries implements ledger.Broker: once nothing is on its way any more.
 func (f *fronted) Deliveries(ctx context.Context, destination string) ([]ledger.Delivery, error) {
-	err := await(ctx, time.Minute, "an empty queue "+destination, func() (empty bool, err error) {
+	err := await(ctx, "an empty queue "+destination, func() (empty bool, err error) {
 		err = onChannel(f.uri, func(channel *amqp091.Channel) error {
 			queue, err := channel.QueueDeclarePassive(queueOf(destination), true, false, false, false, nil)
 			empty = queue.Messages == 0

@@ -42,7 +42,7 @@ func StartStandby(t *testing.T, tables schema.Postgres) (dsn string) {
 	data, err := filepath.Glob(filepath.Join(folder, "postgres", "data-*"))
 	require.NoError(t, err)
 	require.Len(t, data, 1)
-	require.NoError(t, os.WriteFile(filepath.Join(data[0], "standby.signal"), nil, 0o644)) //nolint:gosec // the server's user reads it
+	require.NoError(t, os.WriteFile(filepath.Join(data[0], "standby.signal"), nil, 0o644))
 	runScript(t, folder, port, "start")
 	return WithSetting(t, address, "search_path", noSchema)
 }
