@@ -92,6 +92,9 @@ func (w *worker) correctMarks(taken claim, v verdict, err error) {
 // defaults and TCP keepalives are, a forwarder that is lost frees its rows in time.
 func (w *worker) begin(ctx context.Context, stretch int) (*sql.Tx, error) {
 	tx, err := w.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if hasSQLState(err, featureNotSupported) {
+		err = fmt.Errorf("%w: %w", errStandby, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}

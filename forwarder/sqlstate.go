@@ -16,7 +16,19 @@ const (
 	// queryCanceled is that of a statement that statement_timeout ended.
 	queryCanceled       = "57014"
 	readOnlyTransaction = "25006"
+	// featureNotSupported is that of a standby which is asked for READ WRITE.
+	featureNotSupported = "0A000"
 )
+
+// errStandby says that a server begins no transaction that writes: it is not, or no longer,
+// the primary.
+var errStandby = errors.New("forwarder: the database is a standby")
+
+// isReadOnly reports whether a server takes no writes. lib/pq says READ WRITE as it begins,
+// which a standby refuses in its own way; pgx does not.
+func isReadOnly(err error) bool {
+	return errors.Is(err, errStandby) || hasSQLState(err, readOnlyTransaction)
+}
 
 // databaseTrouble says what is wrong in words for whoever is called at night.
 func databaseTrouble(err error) string {
@@ -35,7 +47,7 @@ func databaseTrouble(err error) string {
 	switch {
 	case code == lockNotAvailable:
 		return "Rows of the outbox are locked by others, their units wait"
-	case code == readOnlyTransaction:
+	case isReadOnly(err):
 		return "Database is read-only, messages stay in the outbox"
 	case strings.HasPrefix(code, "28"), code == "3D000", code == insufficientPrivilege:
 		return "Database refuses the forwarder, messages stay in the outbox"

@@ -87,7 +87,7 @@ func (w *worker) run(ctx context.Context) {
 		case err != nil:
 			wait := w.config.next(backOff)
 			w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
-			if hasSQLState(err, readOnlyTransaction) {
+			if isReadOnly(err) {
 				w.dropConnections(ctx)
 			}
 			sleep(ctx, wait, nil)

@@ -16,11 +16,11 @@ var (
 
 func brokerFaults() []scenario {
 	return []scenario{
-		{name: "RabbitMQ restarted", short: true, variants: onRabbitMQ, prepare: atLeisure, faults: restarted("rabbitmq.sh")},
-		{name: "RabbitMQ killed", variants: onRabbitMQ, prepare: atLeisure, faults: killed("rabbitmq.sh")},
-		{name: "Kafka restarted", variants: onKafka, prepare: atLeisure, faults: restarted("kafka.sh")},
-		{name: "Kafka killed", variants: onKafka, prepare: atLeisure, faults: killed("kafka.sh")},
-		{name: "RabbitMQ memory alarm", variants: onRabbitMQ, prepare: atLeisure, faults: memoryAlarm},
+		{name: "RabbitMQ restarted", short: true, alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: restarted("rabbitmq.sh")},
+		{name: "RabbitMQ killed", thorough: true, alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: killed("rabbitmq.sh")},
+		{name: "Kafka restarted", alone: true, variants: onKafka, prepare: atLeisure, faults: restarted("kafka.sh")},
+		{name: "Kafka killed", thorough: true, alone: true, variants: onKafka, prepare: atLeisure, faults: killed("kafka.sh")},
+		{name: "RabbitMQ memory alarm", alone: true, variants: onRabbitMQ, prepare: atLeisure, faults: memoryAlarm},
 		{name: "exchange deleted", variants: onRabbitMQ, prepare: frontAll, faults: deleted(func(_ context.Context, f *fronted, destination string) error {
 			return f.deleteExchange(destination)
 		})},
@@ -30,13 +30,13 @@ func brokerFaults() []scenario {
 	}
 }
 
-func restarted(script string) func(ctx context.Context, w *world, c *ledger.Control) error {
+func restarted(script string) faultsFunc {
 	return func(ctx context.Context, w *world, c *ledger.Control) error {
 		return w.bounce(ctx, c, script, func() error { return w.servers.stop(ctx, script) })
 	}
 }
 
-func killed(script string) func(ctx context.Context, w *world, c *ledger.Control) error {
+func killed(script string) faultsFunc {
 	return func(ctx context.Context, w *world, c *ledger.Control) error {
 		return w.bounce(ctx, c, script, func() error { return w.servers.kill(ctx, script) })
 	}
@@ -98,7 +98,7 @@ func frontAllWith(w *world, arguments amqp091.Table) {
 
 // deleted has something of two destinations deleted for a moment, one after the other.
 // The others go on meanwhile.
-func deleted(del func(ctx context.Context, f *fronted, destination string) error) func(ctx context.Context, w *world, c *ledger.Control) error {
+func deleted(del func(ctx context.Context, f *fronted, destination string) error) faultsFunc {
 	return func(ctx context.Context, w *world, c *ledger.Control) error {
 		broker := w.config.Broker.(*fronted)
 		for i, share := range []float64{0.2, 0.6} {

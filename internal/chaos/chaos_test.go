@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,10 @@ type scenario struct {
 	name string
 	// short says that it is part of the short form.
 	short bool
+	// thorough says that it is left to the form all, as much like another one.
+	thorough bool
+	// alone says that it breaks what runs in other lanes need.
+	alone bool
 	// variants are the ways in which it runs. Default: everywhere.
 	variants []variant
 	// full is how many of them are part of the full form. Default: 1.
@@ -29,8 +34,8 @@ type scenario struct {
 	// prepare may change what the run is made of.
 	prepare func(w *world)
 	// faults happen under load.
-	faults func(ctx context.Context, w *world, c *ledger.Control) error
-	// check looks at the report, beyond what is asked of every run.
+	faults faultsFunc
+	// check looks at the report, beyond what is asked of every run. Default: no dead letters.
 	check func(w *world, r ledger.Report)
 }
 
@@ -43,6 +48,9 @@ func scenarios() []scenario {
 		if all[i].variants == nil {
 			all[i].variants = everywhere
 		}
+		if all[i].check == nil {
+			all[i].check = noneDead
+		}
 	}
 	return all
 }
@@ -50,7 +58,7 @@ func scenarios() []scenario {
 // nothing goes wrong but that Kafka is new, and takes its time.
 func nothing() scenario {
 	return scenario{
-		name: "nothing", short: true, variants: []variant{{kafka, 1, false}},
+		name: "nothing", short: true, alone: true, variants: []variant{{kafka, 1, false}},
 		prepare: func(w *world) {
 			atLeisure(w)
 			patientPublisher(w)
@@ -67,36 +75,75 @@ const (
 	seedVariable     = "CHAOS_SEED"
 )
 
-// TestFaults runs one scenario after the other: they break what they share. After each
-// the books must balance.
-func TestFaults(t *testing.T) { //nolint:paralleltest // as said
+// faultsFunc does what goes wrong. The run ends well only if it returns nil.
+type faultsFunc func(ctx context.Context, w *world, c *ledger.Control) error
+
+// planned is a scenario in one of its ways.
+type planned struct {
+	scenario
+	variant
+}
+
+// TestFaults runs scenarios. After each the books must balance.
+func TestFaults(t *testing.T) { //nolint:paralleltest // its lanes share servers that it alone may stop
 	seed := chosenSeed(t)
 	t.Logf("%s=%d", seedVariable, seed)
-	s := startSuite(t)
+	lanes := startLanes(t)
+	var plan []planned
 	switch form := os.Getenv(formVariable); form {
 	case "", "short":
 		for i, one := range scenarios() { // in one way this one, in another way the next
 			if one.short {
-				s.run(t, one, one.variants[i%len(one.variants)], seed)
+				plan = append(plan, planned{one, one.variants[i%len(one.variants)]})
 			}
 		}
 	case "full":
 		for i, one := range scenarios() {
+			if one.thorough {
+				continue
+			}
 			for n := range max(1, one.full) {
-				s.run(t, one, one.variants[(i+n)%len(one.variants)], seed)
+				plan = append(plan, planned{one, one.variants[(i+n)%len(one.variants)]})
 			}
 		}
 	case "all":
 		for _, one := range scenarios() {
 			for _, v := range one.variants {
-				s.run(t, one, v, seed)
+				plan = append(plan, planned{one, v})
 			}
 		}
 	case "soak":
-		s.soak(t, seed)
+		lanes[0].soak(t, seed)
 	default:
 		require.Failf(t, "unknown form", "%s is %q, it must be short, full, all or soak", formVariable, form)
 	}
+	runAll(t, lanes[:], plan, seed)
+}
+
+// runAll begins with what runs alone. Then each lane takes what is next.
+func runAll(t *testing.T, lanes []*lane, plan []planned, seed uint64) {
+	t.Helper()
+	for _, p := range plan {
+		if p.alone {
+			lanes[0].run(t, p, seed)
+		}
+	}
+	next := make(chan planned)
+	var running sync.WaitGroup
+	for _, l := range lanes {
+		running.Go(func() {
+			for p := range next {
+				l.run(t, p, seed)
+			}
+		})
+	}
+	for _, p := range plan {
+		if !p.alone {
+			next <- p
+		}
+	}
+	close(next)
+	running.Wait()
 }
 
 func chosenSeed(t *testing.T) uint64 {
@@ -111,7 +158,7 @@ func chosenSeed(t *testing.T) uint64 {
 }
 
 // soak runs what chance brings, until the time is over or something fails.
-func (s *suite) soak(t *testing.T, seed uint64) {
+func (l *lane) soak(t *testing.T, seed uint64) {
 	t.Helper()
 	duration, err := time.ParseDuration(os.Getenv(durationVariable))
 	require.NoError(t, err, durationVariable)
@@ -119,31 +166,29 @@ func (s *suite) soak(t *testing.T, seed uint64) {
 	all := scenarios()
 	for end := time.Now().Add(duration); time.Now().Before(end) && !t.Failed(); {
 		one := all[chance.IntN(len(all))]
-		s.run(t, one, one.variants[chance.IntN(len(one.variants))], 1+chance.Uint64N(1<<32))
+		l.run(t, planned{one, one.variants[chance.IntN(len(one.variants))]}, 1+chance.Uint64N(1<<32))
 	}
 }
 
-func (s *suite) run(t *testing.T, one scenario, v variant, seed uint64) {
+func (l *lane) run(t *testing.T, p planned, seed uint64) {
 	t.Helper()
-	t.Run(fmt.Sprintf("%s/%s", one.name, v), func(t *testing.T) {
-		w := s.newWorld(t, v, seed, one.settings...)
-		if one.prepare != nil {
-			one.prepare(w)
+	t.Run(fmt.Sprintf("%s/%s", p.name, p.variant), func(t *testing.T) {
+		w := l.newWorld(t, p.variant, seed, p.settings...)
+		if p.prepare != nil {
+			p.prepare(w)
 		}
-		w.config.Faults = func(ctx context.Context, c *ledger.Control) error { return one.faults(ctx, w, c) }
+		w.config.Faults = func(ctx context.Context, c *ledger.Control) error { return p.faults(ctx, w, c) }
 		balanced := false
 		defer func() {
 			if !balanced {
-				figures.failed(one.name, v.String()+w.note)
+				figures.failed(p.name, p.String()+w.note)
 			}
 		}()
 		report, err := ledger.Run(t.Context(), w.config)
 		require.NoError(t, err)
 		ledger.Require(t, report)
-		if one.check != nil {
-			one.check(w, report)
-		}
+		p.check(w, report)
 		balanced = true
-		figures.add(one.name, v.String()+w.note, report)
+		figures.add(p.name, p.String()+w.note, report)
 	})
 }

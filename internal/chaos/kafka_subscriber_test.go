@@ -3,7 +3,6 @@ package chaos_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/IBM/sarama"
@@ -27,12 +26,11 @@ func (k *kafkaBroker) Subscriber(group string) (message.Subscriber, error) {
 	return &kafkaSubscriber{address: k.consumers, group: group}, nil
 }
 
-// kafkaSubscriber hands out one message at a time, and commits each. It is for one goroutine.
+// kafkaSubscriber hands out one message at a time, and commits each.
 type kafkaSubscriber struct {
-	address, group string
+	subscriptions
 
-	cancels []context.CancelFunc
-	open    sync.WaitGroup
+	address, group string
 }
 
 func (s *kafkaSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
@@ -41,41 +39,28 @@ func (s *kafkaSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(),
 		kgo.MetadataMinAge(50*time.Millisecond), kgo.RetryTimeout(2*time.Second),
+		// A member that came back under another name waits for its former self to be given up.
+		kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(time.Second),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s.cancels = append(s.cancels, cancel)
-	messages := make(chan *message.Message)
-	s.open.Go(func() {
-		defer close(messages)
-		defer cancel()
+	return s.add(ctx, func(ctx context.Context, messages chan<- *message.Message) {
 		defer client.CloseAllowingRebalance()
 		for ctx.Err() == nil {
 			for record := range client.PollRecords(ctx, 10).RecordsAll() {
-				if handOver(ctx, record, messages) != nil {
+				if handOverRecord(ctx, record, messages) != nil {
 					return
 				}
 				_ = client.CommitRecords(ctx, record) // a later one does as well
 			}
 			client.AllowRebalance()
 		}
-	})
-	return messages, nil
+	}), nil
 }
 
-// Close returns when nothing is in hand any more.
-func (s *kafkaSubscriber) Close() error {
-	for _, cancel := range s.cancels {
-		cancel()
-	}
-	s.open.Wait()
-	return nil
-}
-
-// handOver returns when a record is handled, however often that fails.
-func handOver(ctx context.Context, record *kgo.Record, messages chan<- *message.Message) error {
+// handOverRecord returns when a record is handled, however often that fails.
+func handOverRecord(ctx context.Context, record *kgo.Record, messages chan<- *message.Message) error {
 	received := &sarama.ConsumerMessage{Key: record.Key, Value: record.Value}
 	for _, h := range record.Headers {
 		received.Headers = append(received.Headers, &sarama.RecordHeader{Key: []byte(h.Key), Value: h.Value})
@@ -85,18 +70,8 @@ func handOver(ctx context.Context, record *kgo.Record, messages chan<- *message.
 		if err != nil {
 			return err
 		}
-		msg.SetContext(ctx)
-		select {
-		case messages <- msg:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		select {
-		case <-msg.Acked():
-			return nil
-		case <-msg.Nacked():
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if acked, err := handOver(ctx, msg, messages); acked || err != nil {
+			return err
 		}
 	}
 }

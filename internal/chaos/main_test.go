@@ -12,6 +12,8 @@ import (
 
 func TestMain(m *testing.M) {
 	embedded.RunChildIfAsked()
+	runKeeperIfAsked()
+	runVictimIfAsked()
 	ledger.RunForwarderIfAsked()
 	goleak.VerifyTestMain(printsTable{m},
 		goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),

@@ -27,7 +27,7 @@ func (w *world) dropPackets(ctx context.Context, pid int) (restore func(ctx cont
 	if len(ports) == 0 {
 		return nil, fmt.Errorf("process %d has no connection", pid)
 	}
-	table := fmt.Sprintf("outbox_chaos_%d", os.Getpid())
+	table := fmt.Sprintf("outbox_chaos_%d", pid)
 	// What a suite leaves behind that is killed drops nothing after two minutes. Everything
 	// on this machine goes through output, in either direction.
 	err = nft(ctx, fmt.Sprintf(`table inet %s {

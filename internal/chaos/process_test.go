@@ -59,6 +59,9 @@ func hostLost(at ledger.Point, short bool) scenario {
 			if err != nil {
 				return err
 			}
+			if err := w.servers.keeper.noteFrozen(lost.PID()); err != nil {
+				return err
+			}
 			restore, err := w.dropPackets(ctx, lost.PID())
 			if err != nil {
 				return err

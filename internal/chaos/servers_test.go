@@ -32,6 +32,7 @@ type servers struct {
 	firstPort int
 	// kafkaProxies are the ports that Kafka advertises, for forwarders and for consumers.
 	kafkaProxies []int
+	keeper       *keeper
 }
 
 // What of the ports is whose.
@@ -41,7 +42,7 @@ const (
 	rabbitmqPort  = 2 // and three more
 	kafkaPort     = 6 // and five more
 	kafkaProxied  = 12
-	portsInAll    = 14
+	portsInAll    = kafkaProxied + 2*lanesInAll
 )
 
 func (s *servers) address(port int) string {
@@ -61,15 +62,11 @@ func startServers(t *testing.T, kafkaProxies ...int) *servers {
 	folder, err := os.MkdirTemp("", "chaos-") //nolint:usetesting // as said
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(folder, 0o755))
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(folder)) })
 	s := &servers{folder: folder, firstPort: freePorts(t), kafkaProxies: kafkaProxies}
+	s.keeper, err = startKeeper(s)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.keeper.end()) })
 	s.lendJars(t)
-	everyone := []string{"postgres.sh", "rabbitmq.sh", "kafka.sh", "pgbouncer.sh"}
-	t.Cleanup(func() {
-		for _, script := range slices.Backward(everyone) {
-			require.NoError(t, s.run(context.WithoutCancel(t.Context()), script, "stop"))
-		}
-	})
 	var (
 		started sync.WaitGroup
 		errs    = make([]error, 3)
@@ -105,15 +102,9 @@ func (s *servers) signal(ctx context.Context, script string, signal syscall.Sign
 	if err := syscall.Kill(pid, signal); err != nil {
 		return fmt.Errorf("%s: %w", script, err)
 	}
-	return await(ctx, time.Minute, script+" ends", func() (bool, error) {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || isZombie(pid), nil
+	return await(ctx, script+" ends", func() (bool, error) {
+		return isGone(pid), nil
 	})
-}
-
-// isZombie: nobody may wait for a process that a script has started.
-func isZombie(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && strings.Contains(string(status), ") Z ")
 }
 
 func (s *servers) pid(script string) (int, error) {
@@ -165,6 +156,7 @@ func (s *servers) run(ctx context.Context, script string, arguments ...string) e
 		fmt.Sprintf("SERVICES_PGBOUNCER_PORT=%d", s.firstPort+pgbouncerPort),
 		fmt.Sprintf("SERVICES_RABBITMQ_PORT=%d", s.firstPort+rabbitmqPort),
 		fmt.Sprintf("SERVICES_KAFKA_PORT=%d", s.firstPort+kafkaPort),
+		"SERVICES_TIMEOUT=150",       // of a Kafka that starts while writers and forwarders are busy
 		"SERVICES_PGBOUNCER_POOL=16", // a replica that is frozen holds some of them
 		"SERVICES_KAFKA_PROXIES="+strings.Join(proxies, " "),
 	)
@@ -220,7 +212,8 @@ func allFree(t *testing.T, first int) bool {
 }
 
 // await asks until the answer is yes.
-func await(ctx context.Context, patience time.Duration, what string, ask func() (bool, error)) error {
+func await(ctx context.Context, what string, ask func() (bool, error)) error {
+	const patience = time.Minute
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %s", patience))
 	defer cancel()
 	for {

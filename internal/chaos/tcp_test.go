@@ -111,6 +111,9 @@ func forgottenConnections(p pair) scenario {
 	names := map[pair]string{forwarderKafka: "forwarder and broker", forwarderPostgres: "forwarder and Postgres"}
 	return scenario{
 		name: "connections forgotten, " + names[p],
+		prepare: func(w *world) { // they bound how long an answer is waited for
+			w.config.Forwarder.PublishTimeout, w.config.Forwarder.DatabaseTimeout = time.Second, 500*time.Millisecond
+		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
 				return err
@@ -137,16 +140,19 @@ func (w *world) goesOn(ctx context.Context, c *ledger.Control) error {
 // it has to be reached with less at a time.
 func slowBroker() scenario {
 	return scenario{
-		name:    "slow broker",
-		prepare: func(w *world) { w.config.Forwarder.PublishTimeout = 500 * time.Millisecond },
+		name: "slow broker",
+		prepare: func(w *world) {
+			w.config.Forwarder.PublishTimeout = 500 * time.Millisecond
+			w.config.Forwarder.BatchSize, w.config.Keys = 100, 200 // all of a batch goes out at once
+		},
 		faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			if err := c.Reach(ctx, 0.3); err != nil {
 				return err
 			}
-			for range 5 { // halvings of a batch of 20
+			for range 5 { // until it is small enough
 				c.HitAll()
 			}
-			mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"bandwidth", up, map[string]any{"rate": 8}})
+			mend, err := w.proxies.add(w.pair(forwarderKafka), toxic{"bandwidth", up, map[string]any{"rate": 4}})
 			if err != nil {
 				return err
 			}

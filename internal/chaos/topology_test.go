@@ -63,10 +63,34 @@ func (f *fronted) declare(destination string) error {
 	})
 }
 
-// pause leaves what comes in the queue, until the function that it returns is called.
-func (f *fronted) pause(ctx context.Context, destination string) (resume func(), err error) {
-	err = f.movers[destination].stop()
-	return func() { f.movers[destination] = startMover(ctx, f.uri, queueOf(destination), behind(destination)) }, err
+// pause leaves what comes in the queue, until resume.
+func (f *fronted) pause(destination string) error { return f.movers[destination].stop() }
+
+func (f *fronted) resume(ctx context.Context, destination string) {
+	f.movers[destination] = startMover(ctx, f.uri, queueOf(destination), behind(destination))
+}
+
+// moveSlowly takes one message after the other out of a queue that is paused.
+func (f *fronted) moveSlowly(ctx context.Context, destination string, wait time.Duration) error {
+	return onChannel(f.uri, func(channel *amqp091.Channel) error {
+		if err := channel.Confirm(false); err != nil {
+			return err
+		}
+		for end := time.Now().Add(wait); time.Now().Before(end); {
+			const autoAck = true
+			d, found, err := channel.Get(queueOf(destination), autoAck)
+			if err != nil {
+				return err
+			}
+			if found {
+				err = moveOne(d, channel, behind(destination))
+			}
+			if err := errors.Join(err, pause(ctx, 5*time.Millisecond)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (f *fronted) deleteExchange(destination string) error {
@@ -86,7 +110,7 @@ func (f *fronted) deleteQueue(ctx context.Context, destination string) error {
 	if err := pause(ctx, 500*time.Millisecond); err != nil { // until what was routed before is there
 		return err
 	}
-	return await(ctx, time.Minute, "an empty queue "+destination, func() (bool, error) {
+	return await(ctx, "an empty queue "+destination, func() (bool, error) {
 		err := onChannel(f.uri, func(channel *amqp091.Channel) error {
 			_, err := channel.QueueDelete(queueOf(destination), false, true, false)
 			return err
@@ -101,7 +125,7 @@ func (f *fronted) deleteQueue(ctx context.Context, destination string) error {
 
 // Deliveries implements ledger.Broker: once nothing is on its way any more.
 func (f *fronted) Deliveries(ctx context.Context, destination string) ([]ledger.Delivery, error) {
-	err := await(ctx, time.Minute, "an empty queue "+destination, func() (empty bool, err error) {
+	err := await(ctx, "an empty queue "+destination, func() (empty bool, err error) {
 		err = onChannel(f.uri, func(channel *amqp091.Channel) error {
 			queue, err := channel.QueueDeclarePassive(queueOf(destination), true, false, false, false, nil)
 			empty = queue.Messages == 0
@@ -212,15 +236,22 @@ func moveUntil(ctx context.Context, uri, queue, exchange string) error {
 // moveAll ends with the queue, or with the consumer, when all that they gave is moved.
 func moveAll(deliveries <-chan amqp091.Delivery, out *amqp091.Channel, exchange string) error {
 	for d := range deliveries {
-		confirm, err := out.PublishWithDeferredConfirm(exchange, "", false, false, amqp091.Publishing{
-			Headers: d.Headers, ContentType: d.ContentType, DeliveryMode: amqp091.Persistent, Body: d.Body,
-		})
-		if err != nil {
+		if err := moveOne(d, out, exchange); err != nil {
 			return err
 		}
-		if !confirm.Wait() {
-			return errors.New("not confirmed")
-		}
+	}
+	return nil
+}
+
+func moveOne(d amqp091.Delivery, out *amqp091.Channel, exchange string) error {
+	confirm, err := out.PublishWithDeferredConfirm(exchange, "", false, false, amqp091.Publishing{
+		Headers: d.Headers, ContentType: d.ContentType, DeliveryMode: amqp091.Persistent, Body: d.Body,
+	})
+	if err != nil {
+		return err
+	}
+	if !confirm.Wait() {
+		return errors.New("not confirmed")
 	}
 	return nil
 }

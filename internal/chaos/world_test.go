@@ -13,32 +13,42 @@ import (
 	"github.com/watermill-outbox/outbox/internal/testpgbouncer"
 )
 
-// suite is what all runs share.
-type suite struct {
+// lane is what runs share that come one after the other. All lanes share the servers.
+type lane struct {
 	servers   *servers
 	proxies   proxies
 	pgbouncer string // the address
 }
 
-// startSuite starts servers of its own, and has everything in this process take them for
-// those of the tests.
-func startSuite(t *testing.T) *suite {
+// lanesInAll is how many runs there are at a time: most of them wait most of the time.
+const lanesInAll = 2
+
+// startLanes starts servers of the suite's own, and has everything in this process take
+// them for those of the tests.
+func startLanes(t *testing.T) (all [lanesInAll]*lane) {
 	t.Helper()
-	s := &suite{proxies: startProxies(t)}
-	s.servers = startServers(t, s.proxies.port(t, forwarderKafka), s.proxies.port(t, consumerKafka))
+	var kafkaProxies []int
+	for i := range all {
+		all[i] = &lane{proxies: startProxies(t)}
+		kafkaProxies = append(kafkaProxies, all[i].proxies.port(t, forwarderKafka), all[i].proxies.port(t, consumerKafka))
+	}
+	servers := startServers(t, kafkaProxies...)
 	for name, value := range map[string]string{
-		"POSTGRES_DSN":  s.servers.postgresDSN(),
-		"AMQP_URI":      s.servers.amqpURI(),
-		"KAFKA_BROKERS": s.servers.address(kafkaPort),
+		"POSTGRES_DSN":  servers.postgresDSN(),
+		"AMQP_URI":      servers.amqpURI(),
+		"KAFKA_BROKERS": servers.address(kafkaPort),
 	} {
 		t.Setenv(name, value)
 	}
-	s.pgbouncer = testpgbouncer.StartProxy(t, s.servers.address(pgbouncerPort))
-	require.NoError(t, s.proxies.lead(forwarderKafka, s.servers.address(kafkaProxied)))
-	require.NoError(t, s.proxies.lead(consumerKafka, s.servers.address(kafkaProxied+1)))
-	require.NoError(t, s.proxies.lead(forwarderAMQP, s.servers.address(rabbitmqPort)))
-	require.NoError(t, s.proxies.lead(consumerAMQP, s.servers.address(rabbitmqPort)))
-	return s
+	for i, l := range all {
+		l.servers = servers
+		l.pgbouncer = testpgbouncer.StartProxy(t, servers.address(pgbouncerPort))
+		require.NoError(t, l.proxies.lead(forwarderKafka, servers.address(kafkaProxied+2*i)))
+		require.NoError(t, l.proxies.lead(consumerKafka, servers.address(kafkaProxied+2*i+1)))
+		require.NoError(t, l.proxies.lead(forwarderAMQP, servers.address(rabbitmqPort)))
+		require.NoError(t, l.proxies.lead(consumerAMQP, servers.address(rabbitmqPort)))
+	}
+	return all
 }
 
 // variant is in which of its ways a scenario runs.
@@ -63,7 +73,7 @@ func (v variant) String() string {
 
 // world is what a run happens in.
 type world struct {
-	*suite
+	*lane
 	variant
 
 	t      *testing.T
@@ -81,10 +91,10 @@ type destinationBroker interface {
 }
 
 // newWorld makes a database with these settings, and destinations.
-func (s *suite) newWorld(t *testing.T, v variant, seed uint64, settings ...string) *world {
+func (l *lane) newWorld(t *testing.T, v variant, seed uint64, settings ...string) *world {
 	t.Helper()
 	db := testdb.NewDatabase(t, settings...)
-	w := &world{suite: s, variant: v, t: t, db: db}
+	w := &world{lane: l, variant: v, t: t, db: db}
 	w.useDatabase(db.DSN)
 	require.NoError(t, db.Schema.Migrate(t.Context(), db.DB))
 	broker := w.newBroker()
@@ -100,6 +110,7 @@ func (s *suite) newWorld(t *testing.T, v variant, seed uint64, settings ...strin
 	f := &w.config.Forwarder
 	f.PublishTimeout, f.DatabaseTimeout = 2*time.Second, 2*time.Second
 	f.RetryInitial, f.RetryMax = 50*time.Millisecond, time.Second
+	f.MaxAttempts = 1 // what is no fault of a message spends none
 	f.PollInterval = 100 * time.Millisecond
 	return w
 }

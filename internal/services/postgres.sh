@@ -117,7 +117,7 @@ start() {
 
   fresh_log "$home/log"
   detach "$home/log" "${as_server_user[@]}" "$bin/postgres" -p "$port" -D "$data"
-  wait_until_answering "$address" "$home/log" $! 'ready to accept connections'
+  wait_until_answering "$address" "$home/log" $! 'ready to accept'
 }
 
 stop() {

@@ -3,7 +3,6 @@ package chaos_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	wmamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -23,19 +22,18 @@ type rabbit struct {
 
 // Subscriber implements ledger.Broker.
 func (r *rabbit) Subscriber(group string) (message.Subscriber, error) {
-	return &subscriber{uri: r.consumers, group: group}, nil
+	return &amqpSubscriber{uri: r.consumers, group: group}, nil
 }
 
-// subscriber hands out one message at a time, and connects again for ever. Its queues are
-// those of watermill-amqp's. It is for one goroutine.
-type subscriber struct {
+// amqpSubscriber hands out one message at a time, and connects again for ever. Its queues are
+// those of watermill-amqp's.
+type amqpSubscriber struct {
+	subscriptions
+
 	uri, group string
-
-	cancels []context.CancelFunc
-	open    sync.WaitGroup
 }
 
-func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+func (s *amqpSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	queue := topic + "_" + s.group
 	err := onChannel(s.uri, func(channel *amqp091.Channel) error {
 		if _, err := channel.QueueDeclare(queue, true, false, false, false, nil); err != nil {
@@ -46,30 +44,15 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %s: %w", topic, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s.cancels = append(s.cancels, cancel)
-	messages := make(chan *message.Message)
-	s.open.Go(func() {
-		defer close(messages)
-		defer cancel()
+	return s.add(ctx, func(ctx context.Context, messages chan<- *message.Message) {
 		for ctx.Err() == nil {
 			_ = s.consume(ctx, queue, messages) // whatever ends it
 			_ = pause(ctx, 100*time.Millisecond)
 		}
-	})
-	return messages, nil
+	}), nil
 }
 
-// Close returns when nothing is in hand any more.
-func (s *subscriber) Close() error {
-	for _, cancel := range s.cancels {
-		cancel()
-	}
-	s.open.Wait()
-	return nil
-}
-
-func (s *subscriber) consume(ctx context.Context, queue string, messages chan<- *message.Message) error {
+func (s *amqpSubscriber) consume(ctx context.Context, queue string, messages chan<- *message.Message) error {
 	return onChannel(s.uri, func(channel *amqp091.Channel) error {
 		if err := channel.Qos(1, 0, false); err != nil {
 			return err
@@ -84,7 +67,7 @@ func (s *subscriber) consume(ctx context.Context, queue string, messages chan<- 
 				if !ok {
 					return amqp091.ErrClosed
 				}
-				if err := hand(ctx, d, messages); err != nil {
+				if err := handOverDelivery(ctx, d, messages); err != nil {
 					return err
 				}
 			case <-ctx.Done():
@@ -94,23 +77,17 @@ func (s *subscriber) consume(ctx context.Context, queue string, messages chan<- 
 	})
 }
 
-func hand(ctx context.Context, d amqp091.Delivery, messages chan<- *message.Message) error {
+func handOverDelivery(ctx context.Context, d amqp091.Delivery, messages chan<- *message.Message) error {
 	msg, err := wmamqp.DefaultMarshaler{}.Unmarshal(d)
 	if err != nil {
 		return err
 	}
-	msg.SetContext(ctx)
-	select {
-	case messages <- msg:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	select {
-	case <-msg.Acked():
+	switch acked, err := handOver(ctx, msg, messages); {
+	case err != nil:
+		return err // the broker hands it out again
+	case acked:
 		return d.Ack(false)
-	case <-msg.Nacked():
+	default:
 		return d.Nack(false, true)
-	case <-ctx.Done():
-		return context.Cause(ctx) // the broker hands it out again
 	}
 }
