@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox"
@@ -132,11 +133,23 @@ func TestClientEncoding(t *testing.T) {
 	w := newWholeWay(t, testdb.Open(t, "pgx", db.DSN), db.Schema)
 	tx, err := w.pool.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é")), outbox.ErrNotStored)
-	require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "\xff")), outbox.ErrNotStored)
-	err = w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "é"), newMessage("2", "\xff"))
-	require.ErrorIs(t, err, outbox.ErrNotStored)
-	require.ErrorContains(t, err, "0 of 2")
+	keyed, described := newMessage("1", "x"), newMessage("1", "x")
+	keyed.Metadata.Set(outbox.PartitionKeyMetadata, "é")
+	described.Metadata.Set("name", "é")
+	for _, msg := range []*message.Message{newMessage("1", "é"), newMessage("é", "x"), newMessage("é", "\xff"), keyed, described} {
+		require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "orders", msg), outbox.ErrNotStored)
+		err = w.publisher.PublishTx(t.Context(), tx, "orders", msg, newMessage("2", "x"))
+		require.ErrorIs(t, err, outbox.ErrNotStored)
+		require.ErrorContains(t, err, "0 of 2")
+	}
+	require.ErrorIs(t, w.publisher.PublishTx(t.Context(), tx, "é", newMessage("1", "x")), outbox.ErrNotStored)
+	// ASCII and bytes are the same in every encoding.
+	require.NoError(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("1", "\x00\xff")))
+	require.NoError(t, w.publisher.PublishTx(t.Context(), tx, "orders", newMessage("2", `{"a":"\\"}`, "a", `\b`), newMessage("3", "\xff")))
+	var stored string
+	require.NoError(t, tx.QueryRowContext(t.Context(), `SELECT string_agg(concat_ws(' ', id, payload, payload_bytes, metadata), ', ' ORDER BY seq)
+		FROM `+w.schema.Outbox()).Scan(&stored))
+	require.Equal(t, `1 \x00ff {}, 2 {"a":"\\"} {"a": "\\b"}, 3 \xff {}`, stored)
 	_, err = w.store.Record(t.Context(), tx, inbox.Key{Consumer: "payments", EventID: "é"})
 	require.ErrorIs(t, err, inbox.ErrEncoding)
 	require.NoError(t, tx.Rollback())

@@ -5,11 +5,10 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/lib/pq"
-
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 const (
@@ -31,7 +30,7 @@ type row struct {
 	isText bool
 }
 
-func (r row) size() int {
+func (r *row) size() int {
 	payload := len(r.payload)
 	if !r.isText {
 		payload *= 2 // hexadecimal
@@ -39,42 +38,56 @@ func (r row) size() int {
 	return rowOverheadBytes + len(r.id) + len(r.partitionKey) + payload + len(r.metadata)
 }
 
-type insertStatements struct {
-	text  string
-	bytes string
-	many  string
+// insertStatements are those of an outbox, one for each shape of what is written.
+type insertStatements struct{ outbox string }
+
+// shape says what a statement has to carry. Most messages have nothing special, and pay for
+// nothing else.
+type shape struct {
+	keyed, described bool
+	text, bytes      bool
+	// foreign says that there is more than ASCII, which a session of another encoding than
+	// UTF-8 would turn into something else. (ASCII is the same in all that Postgres has.)
+	foreign bool
 }
 
-func newInsertStatements(s schema.Postgres) insertStatements {
-	into := `INSERT INTO ` + s.Outbox()
-	const (
-		one = `SELECT $1::text, $2::text, nullif($3::text, ''), $4::jsonb, `
-		// A session of another encoding would turn every text into another one. It stores
-		// nothing instead, which the row count tells. (SQL_ASCII converts nothing.)
-		inUTF8 = ` WHERE pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII')`
-	)
-	return insertStatements{
-		text:  into + ` (id, destination, partition_key, metadata, payload) ` + one + `$5::text` + inUTF8,
-		bytes: into + ` (id, destination, partition_key, metadata, payload_bytes) ` + one + `$5::bytea` + inUTF8,
-		// pg_catalog: an unnest(text[]) of somebody else's, wherever in the search_path, would
-		// fit better than Postgres' own.
-		// ORDER BY: seq is drawn for the rows in the order that the SELECT gives them.
-		many: into + ` (id, destination, partition_key, metadata, payload, payload_bytes)
-			SELECT m.id, $1::text, nullif(m.partition_key, ''), m.metadata::jsonb,
-				CASE WHEN m.is_text THEN m.payload END,
-				CASE WHEN NOT m.is_text THEN m.payload_bytes END
-			FROM ROWS FROM (
-				pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[]),
-				pg_catalog.unnest($5::boolean[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bytea[])
-			) WITH ORDINALITY AS m (id, partition_key, metadata, is_text, payload, payload_bytes, ordinal)
-			` + inUTF8 + ` ORDER BY m.ordinal`,
+func shapeOf(destination string, rows []row) shape {
+	s := shape{foreign: !isASCII(destination)}
+	for i := range rows {
+		r := &rows[i]
+		s.keyed = s.keyed || r.partitionKey != ""
+		s.described = s.described || r.metadata != noMetadata
+		s.text, s.bytes = s.text || r.isText, s.bytes || !r.isText
+		s.foreign = s.foreign || !isASCII(r.id) || !isASCII(r.partitionKey) || !isASCII(r.metadata) || r.isText && !isASCII(r.payload)
 	}
+	return s
 }
+
+func isASCII[T string | []byte](text T) bool {
+	for i := range len(text) {
+		if text[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// noMetadata is the column's default.
+const noMetadata = "{}"
+
+// inUTF8 stores nothing in a session of another encoding, which the row count tells. (SQL_ASCII
+// converts nothing.)
+const inUTF8 = ` WHERE pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII')`
 
 func (s insertStatements) exec(ctx context.Context, tx Tx, destination string, rows []row) error {
 	for len(rows) > 0 {
 		chunk := rows[:chunkLength(rows)]
-		if err := s.execChunk(ctx, tx, destination, chunk); err != nil {
+		query, args := s.many(destination, chunk)
+		if len(chunk) == 1 {
+			query, args = s.one(destination, chunk[0])
+		}
+		result, err := tx.ExecContext(ctx, query, args...)
+		if err := requireStored(result, err, len(chunk)); err != nil {
 			return err
 		}
 		rows = rows[len(chunk):]
@@ -82,37 +95,115 @@ func (s insertStatements) exec(ctx context.Context, tx Tx, destination string, r
 	return nil
 }
 
-func (s insertStatements) execChunk(ctx context.Context, tx Tx, destination string, rows []row) error {
-	if len(rows) == 1 {
-		return s.execOne(ctx, tx, destination, rows[0])
-	}
-	ids := make([]string, len(rows))
-	keys := make([]string, len(rows))
-	metadata := make([]string, len(rows))
-	isText := make([]bool, len(rows))
-	texts := make([]string, len(rows))
-	binaries := make([][]byte, len(rows))
-	for i, r := range rows {
-		ids[i], keys[i], metadata[i] = r.id, r.partitionKey, r.metadata
-		if isText[i] = r.isText; r.isText {
-			texts[i] = string(r.payload)
-		} else {
-			binaries[i] = r.payload
-		}
-	}
-	result, err := tx.ExecContext(ctx, s.many, destination,
-		pq.StringArray(ids), pq.StringArray(keys), pq.StringArray(metadata),
-		pq.BoolArray(isText), pq.StringArray(texts), pq.ByteaArray(binaries))
-	return requireStored(result, err, len(rows))
+// statement is one that is put together, column by column.
+type statement struct {
+	columns, values []string
+	args            []any
 }
 
-func (s insertStatements) execOne(ctx context.Context, tx Tx, destination string, r row) error {
-	query, payload := s.text, any(string(r.payload))
-	if !r.isText {
-		query, payload = s.bytes, r.payload
+// add adds a column with its value, in which %s stands for the argument.
+func (s *statement) add(column, value string, arg any) {
+	s.args = append(s.args, arg)
+	s.columns = append(s.columns, column)
+	s.values = append(s.values, strings.ReplaceAll(value, "%s", fmt.Sprint("$", len(s.args))))
+}
+
+func (s insertStatements) one(destination string, r row) (query string, args []any) {
+	var (
+		parts statement
+		has   = shapeOf(destination, []row{r})
+	)
+	parts.add(`id`, `%s::text`, r.id)
+	parts.add(`destination`, `%s::text`, destination)
+	if has.keyed {
+		parts.add(`partition_key`, `%s::text`, r.partitionKey)
 	}
-	result, err := tx.ExecContext(ctx, query, r.id, destination, r.partitionKey, r.metadata, payload)
-	return requireStored(result, err, 1)
+	if has.described {
+		parts.add(`metadata`, `%s::jsonb`, r.metadata)
+	}
+	if has.text {
+		parts.add(`payload`, `%s::text`, string(r.payload))
+	} else {
+		parts.add(`payload_bytes`, `%s::bytea`, r.payload)
+	}
+	into := `INSERT INTO ` + s.outbox + ` (` + strings.Join(parts.columns, ", ") + `) `
+	if has.foreign {
+		return into + `SELECT ` + strings.Join(parts.values, ", ") + inUTF8, parts.args
+	}
+	return into + `VALUES (` + strings.Join(parts.values, ", ") + `)`, parts.args
+}
+
+// many carries arrays, one for each column that some row needs.
+//
+// pg_catalog: an unnest(text[]) of somebody else's, wherever in the search_path, would fit better
+// than Postgres' own. ORDER BY: seq is drawn for the rows in the order that the SELECT gives them.
+func (s insertStatements) many(destination string, rows []row) (query string, args []any) {
+	var (
+		parts          statement
+		has            = shapeOf(destination, rows)
+		arrays, fields []string
+	)
+	array := func(field, kind string, value any) {
+		parts.args = append(parts.args, value)
+		arrays = append(arrays, fmt.Sprintf(`pg_catalog.unnest($%d::%s[])`, len(parts.args), kind))
+		fields = append(fields, field)
+	}
+	set := func(column, value string) {
+		parts.columns, parts.values = append(parts.columns, column), append(parts.values, value)
+	}
+	parts.add(`destination`, `%s::text`, destination)
+	array(`id`, `text`, pq.StringArray(each(rows, func(r *row) string { return r.id })))
+	set(`id`, `m.id`)
+	if has.keyed {
+		array(`partition_key`, `text`, pq.StringArray(each(rows, func(r *row) string { return r.partitionKey })))
+		set(`partition_key`, `nullif(m.partition_key, '')`)
+	}
+	if has.described {
+		array(`metadata`, `text`, pq.StringArray(each(rows, func(r *row) string { return r.metadata })))
+		set(`metadata`, `m.metadata::jsonb`)
+	}
+	ifText, ifBytes := `m.payload`, `m.payload_bytes`
+	if has.text && has.bytes {
+		array(`is_text`, `boolean`, pq.BoolArray(each(rows, func(r *row) bool { return r.isText })))
+		ifText, ifBytes = `CASE WHEN m.is_text THEN m.payload END`, `CASE WHEN NOT m.is_text THEN m.payload_bytes END`
+	}
+	if has.text {
+		array(`payload`, `text`, pq.StringArray(each(rows, (*row).text)))
+		set(`payload`, ifText)
+	}
+	if has.bytes {
+		array(`payload_bytes`, `bytea`, pq.ByteaArray(each(rows, (*row).binary)))
+		set(`payload_bytes`, ifBytes)
+	}
+	where := ``
+	if has.foreign {
+		where = inUTF8
+	}
+	return `INSERT INTO ` + s.outbox + ` (` + strings.Join(parts.columns, ", ") + `) SELECT ` + strings.Join(parts.values, ", ") + `
+		FROM ROWS FROM (` + strings.Join(arrays, ", ") + `) WITH ORDINALITY AS m (` + strings.Join(fields, ", ") + `, ordinal)` +
+		where + ` ORDER BY m.ordinal`, parts.args
+}
+
+func each[T any](rows []row, of func(*row) T) []T {
+	values := make([]T, len(rows))
+	for i := range rows {
+		values[i] = of(&rows[i])
+	}
+	return values
+}
+
+func (r *row) text() string {
+	if r.isText {
+		return string(r.payload)
+	}
+	return ""
+}
+
+func (r *row) binary() []byte {
+	if r.isText {
+		return nil
+	}
+	return r.payload
 }
 
 // requireStored takes what ExecContext returned.

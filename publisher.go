@@ -57,7 +57,7 @@ func NewPublisher(cfg PublisherConfig, logger watermill.LoggerAdapter) (*Publish
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	return &Publisher{config: cfg, insert: newInsertStatements(cfg.Schema), logger: logger}, nil
+	return &Publisher{config: cfg, insert: insertStatements{outbox: cfg.Schema.Outbox()}, logger: logger}, nil
 }
 
 // PublishTx writes msgs to the outbox in tx, in the order given: the forwarder will

@@ -126,6 +126,50 @@ func TestPublishTxKeepsEveryByte(t *testing.T) {
 	}
 }
 
+// Each shape has a statement of its own: with or without key, metadata, bytes, text beyond ASCII.
+func TestPublishTxOfEveryShape(t *testing.T) {
+	t.Parallel()
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, driver)
+			tx := b.begin(t)
+			var want []stored
+			shaped := func(number int, keyed, described, binary, foreign bool) *message.Message {
+				row := stored{ID: fmt.Sprint("id-", number), Destination: "orders", Key: "<null>", Payload: []byte("x"), IsText: !binary, Metadata: message.Metadata{}}
+				if foreign {
+					row.ID += " é"
+				}
+				if binary {
+					row.Payload = []byte("\x00\xff")
+				}
+				msg := newMessage(row.ID, string(row.Payload))
+				if keyed {
+					row.Key = "key"
+					msg.Metadata.Set(outbox.PartitionKeyMetadata, "key")
+				}
+				if described {
+					msg.Metadata.Set("name", "value")
+				}
+				row.Metadata = msg.Metadata
+				want = append(want, row)
+				return msg
+			}
+			for first := range 16 {
+				for second := range 17 {
+					msgs := []*message.Message{shaped(first, first&1 > 0, first&2 > 0, first&4 > 0, first&8 > 0)}
+					if second < 16 {
+						msgs = append(msgs, shaped(second, second&1 > 0, second&2 > 0, second&4 > 0, second&8 > 0))
+					}
+					require.NoError(t, b.publisher.PublishTx(t.Context(), tx, "orders", msgs...))
+				}
+			}
+			require.NoError(t, tx.Commit())
+			require.Equal(t, want, b.stored(t))
+		})
+	}
+}
+
 func TestRollbackLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, driver := range drivers {
