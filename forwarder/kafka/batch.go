@@ -3,9 +3,11 @@ package kafka
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/watermill-outbox/outbox/forwarder"
 )
@@ -17,18 +19,28 @@ type batch struct {
 	rejected map[forwarder.Outgoing]error
 
 	maxMessageBytes int
+	// room is what sending takes of the publisher.
+	room *semaphore.Weighted
 }
+
+const (
+	// wholeRoom is what is taken where nothing else may be sent meanwhile.
+	wholeRoom  = math.MaxInt32
+	sharedRoom = 1
+)
 
 // send sends one wave, in which no two messages belong to one unit. A broker refuses
 // records by the batch that the client library made of them, for the fault of one or
 // because it is too large as a whole: in halves, and halves of these, what is not to
-// blame gets through, and what is gets an answer of its own.
+// blame gets through, and what is gets an answer of its own. In the end it
+// is sent while nothing else is: the client library sends it together with what others send just
+// then, and their fault would be its own.
 func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
-	results := b.produce(ctx, wave)
-	if len(wave) == 1 {
-		return results
-	}
+	results := b.produce(ctx, wave, sharedRoom)
 	refused := b.refusedByBroker(wave, results)
+	if len(wave) == 1 && len(refused) == 1 {
+		return b.produce(ctx, wave, wholeRoom)
+	}
 	middle := (len(refused) + 1) / 2
 	for _, half := range [][]int{refused[:middle], refused[middle:]} {
 		b.sendAgain(ctx, wave, half, results)
@@ -69,7 +81,11 @@ func (b batch) refusedByBroker(wave []forwarder.Outgoing, results []error) (plac
 // no end of their own: the client library fails all records that it sends together,
 // those of other callers too, when the context of one ends. Where answers do not come,
 // closing the client ends the wait.
-func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing) []error {
+func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing, room int64) []error {
+	if err := b.room.Acquire(ctx, room); err != nil {
+		return same(len(wave), forwarder.Unavailable(err))
+	}
+	defer b.room.Release(room)
 	ctx = context.WithoutCancel(ctx)
 	results := make([]error, len(wave))
 	var answers sync.WaitGroup

@@ -13,6 +13,7 @@ import (
 
 	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -130,6 +131,34 @@ func TestBatchThatIsTooLargeForTheTopic(t *testing.T) {
 			require.ElementsMatch(t, append(want, "last"), got)
 		})
 	}
+}
+
+// The client library sends what several callers send just then in one batch of records: nobody is
+// refused for the fault of somebody else's message.
+func TestTooLargeMessageOfAnotherBatch(t *testing.T) {
+	t.Parallel()
+	topic := testkafka.NewTopic(t, 1, "max.message.bytes", "10000")
+	publisher := newPublisher(t, kafka.Config{})
+	const senders, rounds = 8, 40
+	var sending sync.WaitGroup
+	for sender := range senders {
+		sending.Go(func() {
+			for round := range rounds {
+				id := fmt.Sprint(sender, "-", round)
+				size, isTooLarge := 10, sender%2 == 0
+				if isTooLarge {
+					size = 20_000
+				}
+				err := publish(t, publisher, outgoing(topic, id, id, string(incompressible(size))))[0]
+				if isTooLarge {
+					assert.ErrorIs(t, err, forwarder.ErrRefused)
+				} else {
+					assert.NoError(t, err)
+				}
+			}
+		})
+	}
+	sending.Wait()
 }
 
 func incompressible(n int) []byte {

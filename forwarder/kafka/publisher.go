@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/watermill-outbox/outbox/forwarder"
 )
@@ -28,6 +29,7 @@ const replaceGrace = 500 * time.Millisecond
 type Publisher struct {
 	config Config
 	logger watermill.LoggerAdapter
+	room   *semaphore.Weighted
 
 	mu     sync.Mutex
 	client *kgo.Client // nil: closed
@@ -49,7 +51,7 @@ func NewPublisher(cfg Config, logger watermill.LoggerAdapter) (*Publisher, error
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	p := &Publisher{config: cfg, logger: logger}
+	p := &Publisher{config: cfg, logger: logger, room: semaphore.NewWeighted(wholeRoom)}
 	client, err := p.newClient()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
@@ -87,6 +89,7 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 		rejected: make(map[forwarder.Outgoing]error),
 
 		maxMessageBytes: p.config.MaxMessageBytes,
+		room:            p.room,
 	}
 	for _, msg := range msgs {
 		record, err := p.record(msg)
