@@ -18,6 +18,8 @@ var (
 	// would be taken for another one: a default of the role or the database that pgx
 	// leaves as it is. Put client_encoding=UTF8 into the connection string.
 	ErrEncoding = errors.New("inbox: the session's client_encoding must be UTF8")
+	// ErrInvalidLimits says that limits are out of range. Nothing was sent to the database.
+	ErrInvalidLimits = errors.New("inbox: invalid limits")
 	// ErrInvalidAge says that DeleteOlderThan was called with an age that is not
 	// positive. Nothing was deleted.
 	ErrInvalidAge = errors.New("inbox: the age must be positive")

@@ -38,6 +38,7 @@ type Store struct {
 
 type statements struct {
 	insert       string
+	insertWithin func(Limits) string
 	findConflict string
 	deleteBatch  string
 }
@@ -49,12 +50,18 @@ func NewStore(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	table := cfg.Schema.Inbox()
+	into := `INSERT INTO ` + table + ` (consumer, event_id, digest) `
+	const (
+		values      = `CASE WHEN pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII') THEN $1::text END, $2::text, $3::bytea`
+		unlessThere = ` ON CONFLICT (consumer, event_id) DO NOTHING`
+	)
 	return &Store{config: cfg, statements: statements{
 		// A session of another encoding would turn both texts into other ones. NULL is
 		// refused instead.
-		insert: `INSERT INTO ` + table + ` (consumer, event_id, digest)
-			VALUES (CASE WHEN pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII') THEN $1::text END, $2::text, $3::bytea)
-			ON CONFLICT (consumer, event_id) DO NOTHING`,
+		insert: into + `VALUES (` + values + `)` + unlessThere,
+		insertWithin: func(limits Limits) string {
+			return limits.with() + into + `SELECT ` + values + ` FROM limited` + unlessThere + ` RETURNING ` + restoredWait
+		},
 		// A stored NULL compares as "unknown": no conflict.
 		findConflict: `SELECT 1 FROM ` + table + `
 			WHERE consumer = $1::text AND event_id = $2::text AND digest <> $3::bytea`,
@@ -80,13 +87,27 @@ func NewStore(cfg Config) (*Store, error) {
 // usable; or ErrBusy or ErrEncoding, or come from the database, after which Postgres
 // lets tx only roll back.
 func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, err error) {
+	return s.record(ctx, tx, key, s.statements.insert)
+}
+
+// RecordWithin is Record, and sets limits for tx in the same round trip.
+//
+// Where the key is not fresh, tx is left with a lock_timeout of limits.Wait.
+func (s *Store) RecordWithin(ctx context.Context, tx outbox.Tx, key Key, limits Limits) (fresh bool, err error) {
+	if err := limits.Validate(); err != nil {
+		return false, err
+	}
+	return s.record(ctx, tx, key, s.statements.insertWithin(limits))
+}
+
+func (s *Store) record(ctx context.Context, tx outbox.Tx, key Key, insert string) (fresh bool, err error) {
 	if isNil(tx) {
 		return false, outbox.ErrNoTx
 	}
 	if err := key.Validate(); err != nil {
 		return false, err
 	}
-	inserted, err := s.exec(ctx, tx, s.statements.insert, key)
+	inserted, err := s.exec(ctx, tx, insert, key)
 	if err != nil {
 		return false, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -13,11 +12,7 @@ import (
 	"github.com/watermill-outbox/outbox/inbox"
 )
 
-const (
-	defaultWaitTimeout = 10 * time.Second
-	// maxWaitTimeout is the largest lock_timeout that Postgres takes.
-	maxWaitTimeout = math.MaxInt32 * time.Millisecond
-)
+const defaultWaitTimeout = 10 * time.Second
 
 // InboxConfig configures an Inbox. DB or Beginner is required, and nothing else.
 type InboxConfig struct {
@@ -104,9 +99,9 @@ func (c InboxConfig) Validate() error {
 		return fmt.Errorf("%w: neither DB nor Beginner is set", ErrInvalidConfig)
 	case c.DB != nil && c.Beginner != nil:
 		return fmt.Errorf("%w: both DB and Beginner are set", ErrInvalidConfig)
-	case c.WaitTimeout < 0 || c.WaitTimeout > maxWaitTimeout:
+	case c.WaitTimeout < 0 || c.WaitTimeout > inbox.MaxLimit:
 		return fmt.Errorf("%w: WaitTimeout is %s, it must lie between 0 (the default) and %s",
-			ErrInvalidConfig, c.WaitTimeout, maxWaitTimeout)
+			ErrInvalidConfig, c.WaitTimeout, inbox.MaxLimit)
 	}
 	if c.Consumer == "" {
 		return nil

@@ -265,20 +265,14 @@ func (i *Inbox) handleOnce(msg *message.Message, key inbox.Key, h message.Handle
 }
 
 func (i *Inbox) record(ctx context.Context, tx outbox.Tx, key inbox.Key) (fresh bool, err error) {
-	if err := i.boundWait(ctx, tx); err != nil {
-		return false, err
-	}
-	fresh, err = i.config.Store.Record(ctx, tx, key)
+	fresh, err = i.config.Store.RecordWithin(ctx, tx, key, inbox.Limits{Wait: i.config.WaitTimeout, Idle: idleBound(ctx)})
 	if errors.Is(err, inbox.ErrIDReused) {
 		return false, permanent(err)
 	}
 	if err != nil {
 		return false, fmt.Errorf("middleware: %w", err)
 	}
-	if !fresh {
-		return false, nil
-	}
-	return true, restoreWait(ctx, tx)
+	return fresh, nil
 }
 
 // failed rolls back after err, and finds out by it whether the handler had ended the

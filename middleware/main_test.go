@@ -134,7 +134,7 @@ func (b *testBundle) requireWaiting(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var waiting int
 		err := b.db.QueryRowContext(t.Context(), `SELECT count(*) FROM pg_catalog.pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO%' || $1 || '%'`, b.db.Schema.Schema).Scan(&waiting)
+			WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO%' || $1 || '%'`, b.db.Schema.Schema).Scan(&waiting)
 		return err == nil && waiting > 0
 	}, wait, tick)
 }
