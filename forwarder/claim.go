@@ -19,13 +19,18 @@ type claimer struct {
 	table    string
 	settings string
 	history  string
+	// spares says that the driver sends a statement without parameters in a single round trip,
+	// and does not keep it.
+	spares bool
 
 	flow    flowQueries
 	waiting waitingQueries
 }
 
-func newClaimer(cfg Config, marks *marks) claimer {
+func newClaimer(cfg Config, marks *marks, db *sql.DB) claimer {
+	_, isPQ := db.Driver().(*pq.Driver)
 	return claimer{
+		spares:   isPQ,
 		config:   cfg,
 		workers:  cfg.Workers,
 		lockBase: cfg.Schema.LockBase(),
@@ -109,6 +114,7 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 			return claim{}, fmt.Errorf("claim rows: %w", err)
 		}
 	}
+	due = due.without(flowing.missing)
 	if err := c.park(ctx, tx, flowing.held); err != nil {
 		return claim{}, err
 	}

@@ -73,6 +73,8 @@ func flowQuery(s schema.Postgres, lock string) string {
 type flowRows struct {
 	rows []row
 	held []int64
+	// missing are units of which others have rows locked.
+	missing []int64
 	// until is the seq up to which it has found all.
 	until int64
 }
@@ -86,6 +88,7 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 	if (ask.rows <= 0 || bytes <= 0) && (c.config.Ordering == None || due.last() <= v.from) {
 		return flowRows{until: v.from}, nil
 	}
+	var missing []int64
 	for from := v.from; ; {
 		found, flowing, err := c.readFlow(ctx, tx, ask, due, in, v, from)
 		if err != nil {
@@ -98,6 +101,12 @@ func (c claimer) claimFlow(ctx context.Context, tx *sql.Tx, ask request, due due
 			from = found.beyond - 1
 			continue
 		}
+		missing = append(missing, flowing.missing...)
+		if len(flowing.missing) > 0 && len(flowing.rows)+len(flowing.held) == 0 && found.full { // others may be behind them
+			ask.tried = append(ask.tried, flowing.missing...)
+			continue
+		}
+		flowing.missing = missing
 		flowing.fit(max(0, ask.rows), bytes, len(due.rows) == 0)
 		return flowing, c.fetchContents(ctx, tx, flowing.rows)
 	}
@@ -122,7 +131,7 @@ func (c claimer) readFlow(
 	found.lanes, flowing.until = in.lanes, from+window
 	if n := len(flowing.rows); n > 0 {
 		found.first, found.last = flowing.rows[0].seq, flowing.rows[n-1].seq
-		if n == limit {
+		if found.full = n == limit; found.full {
 			flowing.until = found.last
 		}
 	} else {
@@ -143,13 +152,20 @@ func (c claimer) readFlow(
 	if c.config.Ordering == None {
 		return found, flowing, nil
 	}
-	if ask.passing && len(flowing.rows) > 0 {
-		filter[2] = found.last
+	if ask.passing {
+		filter[2] = min(max(lastOf(flowing.rows), due.last()), from+window)
 		if err := c.leaveBehindMissing(ctx, tx, &flowing, filter); err != nil {
 			return found, flowRows{}, err
 		}
 	}
 	return found, flowing, c.holdBack(ctx, tx, &flowing, due)
+}
+
+func lastOf(rows []row) int64 {
+	if len(rows) == 0 {
+		return 0
+	}
+	return rows[len(rows)-1].seq
 }
 
 // inlineBytes is how large a row may be to come with its payload. So no more than BatchBytes come

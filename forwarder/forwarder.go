@@ -207,7 +207,7 @@ func (f *Forwarder) workers(serverVersion int) func() *worker {
 			config:    f.config,
 			db:        f.db,
 			publisher: batchPublisher(f.publisher),
-			claimer:   newClaimer(f.config, marks),
+			claimer:   newClaimer(f.config, marks, f.db),
 			settler:   newSettler(f.config),
 			routes:    routes,
 			away:      away,

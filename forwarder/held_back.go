@@ -105,15 +105,12 @@ func (c claimer) leaveBehindMissing(ctx context.Context, tx *sql.Tx, flowing *fl
 	for i, r := range flowing.rows {
 		seqs[i] = r.seq
 	}
-	units, err := numbers(ctx, tx, c.flow.heldBack.missing, append(slices.Clone(filter), seqs)...)
+	var err error
+	flowing.missing, err = numbers(ctx, tx, c.flow.heldBack.missing, append(slices.Clone(filter), seqs)...)
 	if err != nil {
 		return fmt.Errorf("look for rows that others have locked: %w", err)
 	}
-	missing := map[int64]bool{}
-	for _, unit := range units {
-		missing[unit] = true
-	}
-	flowing.rows = slices.DeleteFunc(flowing.rows, func(r row) bool { return missing[r.unitHash] })
+	flowing.rows = slices.DeleteFunc(flowing.rows, func(r row) bool { return slices.Contains(flowing.missing, r.unitHash) })
 	return nil
 }
 

@@ -21,13 +21,12 @@ const onlyLane = 0
 const anyLane = -1
 
 // lanesQuery locks free lanes until the end of the transaction, beginning with one, as many as are
-// a worker's share. It says how many there are in all, and which database they are of. Its
-// numbers stand in it: without parameters it is a single round trip.
-func (c claimer) lanesQuery(start int) string {
+// a worker's share. It says how many there are in all, and which database they are of.
+func (c claimer) lanesQuery(start string) string {
 	return fmt.Sprintf(`SELECT array_agg(mine.lane)::text, (SELECT lanes FROM %[1]s), %[2]s
 		FROM (
 			SELECT c.lane FROM (
-				SELECT s.lanes, (g.n + %[4]d) & (s.lanes - 1) AS lane
+				SELECT s.lanes, (g.n + %[4]s) & (s.lanes - 1) AS lane
 				FROM %[1]s AS s, generate_series(0, s.lanes - 1) AS g (n)
 				OFFSET 0
 			) AS c
@@ -64,8 +63,12 @@ func (c claimer) occupy(ctx context.Context, tx *sql.Tx, start int) (t territory
 	if start == anyLane {
 		start = rand.IntN(maxLanes)
 	}
+	query, args := c.lanesQuery(`$1::integer`), []any{start}
+	if c.spares { // parameters cost a round trip; drivers that keep statements prepared would keep one for each start
+		query, args = c.lanesQuery(fmt.Sprint(start)), nil
+	}
 	var total sql.Null[int]
-	if err := tx.QueryRowContext(ctx, c.lanesQuery(start)).Scan(&t.lanes, &total, &t.history); err != nil {
+	if err := tx.QueryRowContext(ctx, query, args...).Scan(&t.lanes, &total, &t.history); err != nil {
 		return territory{}, fmt.Errorf("claim lanes: %w", err)
 	}
 	if !total.Valid { // without a word, rows would wait for ever

@@ -43,6 +43,9 @@ type lookout struct {
 	workedAt, claimedAt time.Time
 	// inVain is how many claims have found nothing since.
 	inVain int
+	// hinted says that a row was seen for the next claim, misled that the last such claim found
+	// nothing: others have the row, and it would be seen again and again.
+	hinted, misled bool
 	// flying are the batches in flight.
 	flying map[*worker]flight
 	// searchTook is how long the last search took: a slow one is not made all the time.
@@ -118,6 +121,7 @@ func (l *lookout) claimed(something bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claimedAt = time.Now()
+	l.hinted, l.misled = false, l.hinted && !something
 	if something {
 		l.workedAt, l.inVain = l.claimedAt, 0
 		select {
@@ -170,11 +174,11 @@ func (l *lookout) look(ctx context.Context) (lane int, found bool) {
 func (l *lookout) pause(now time.Time) (pause time.Duration, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pause = max(now.Sub(l.workedAt)/lookShare, shortestLook, searchShare*l.searchTook)
+	pause = max(now.Sub(l.workedAt)/lookShare, shortestLook)
 	if l.inVain > 0 {
 		pause = max(pause, min(pause<<min(l.inVain, 8), longestInVain))
 	}
-	pause = min(pause, l.config.PollInterval)
+	pause = max(min(pause, l.config.PollInterval), searchShare*l.searchTook)
 	left := max(nap, l.config.PollInterval) - now.Sub(l.claimedAt)
 	return max(0, min(pause, left)), left <= pause
 }
@@ -190,12 +194,16 @@ func (l *lookout) search(ctx context.Context) (lane int, found bool) {
 		return hash, err //nolint:wrapcheck // nobody reads it
 	})
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.searchTook = time.Since(began)
-	l.mu.Unlock()
 	if err != nil {
 		return anyLane, true
 	}
-	return int(hash.V & (maxLanes - 1)), hash.Valid
+	if !hash.Valid || l.misled { // what is in other lanes has its turn
+		return anyLane, hash.Valid
+	}
+	l.hinted = true
+	return int(hash.V & (maxLanes - 1)), true
 }
 
 // outlook is where to look: behind a seq, and not for what is away or in lanes that are held.

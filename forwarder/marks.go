@@ -53,6 +53,8 @@ type finding struct {
 	// first is the lowest seq that was found, whether or not it was taken: what is done about
 	// it may fail. last is the highest that was seen; 0: none.
 	first, last int64
+	// full says that there may be more in its window.
+	full bool
 	// beyond is the lowest seq that it did not look at; 0: there is none.
 	beyond int64
 }

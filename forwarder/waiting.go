@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 
 	"github.com/lib/pq"
 
@@ -105,10 +106,13 @@ func (d dueRows) seqs() pq.Int64Array {
 }
 
 func (d dueRows) last() int64 {
-	if len(d.rows) == 0 {
-		return 0
-	}
-	return d.rows[len(d.rows)-1].seq
+	return lastOf(d.rows)
+}
+
+// without leaves out units.
+func (d dueRows) without(units []int64) dueRows {
+	d.rows = slices.DeleteFunc(d.rows, func(r row) bool { return slices.Contains(units, r.unitHash) })
+	return d
 }
 
 func (d dueRows) upTo(seq int64) dueRows {

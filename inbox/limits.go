@@ -12,8 +12,8 @@ const MaxLimit = math.MaxInt32 * time.Millisecond
 // Limits are what RecordWithin sets for a transaction. Its commit is made durable as well, even
 // where synchronous_commit is off: an event whose key is recorded is usually acknowledged next.
 type Limits struct {
-	// Wait is how long the key is waited for while another open transaction holds it; then
-	// the error wraps ErrBusy. It is rounded up to milliseconds. For what comes after, the
+	// Wait is how long the key is waited for while another open transaction holds it, or the
+	// table while it is locked; then the error wraps ErrBusy. It is rounded up to milliseconds. For what comes after, the
 	// transaction's lock_timeout is again what it was. Zero: that one holds for the key too.
 	Wait time.Duration
 	// Idle is how long Postgres waits for the next statement of the transaction from then on,
@@ -40,9 +40,9 @@ const formerWait = "watermill_outbox.former_lock_timeout"
 // restoredWait puts lock_timeout back.
 const restoredWait = `pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('` + formerWait + `'), true)`
 
-// with begins a statement. Its parts are materialized so that the settings are read before they
-// are set, and set before anything is waited for.
-func (l Limits) with() string {
+// statement sets them. Its part is materialized so that the settings are read before they are set.
+// It is not the one that records, which waits for its table's lock before it sets anything.
+func (l Limits) statement() string {
 	wait, idle := `NULL`, `NULL`
 	if l.Wait > 0 {
 		wait = fmt.Sprintf(`pg_catalog.set_config('lock_timeout', '%dms', true)`, milliseconds(l.Wait))
@@ -54,13 +54,12 @@ func (l Limits) with() string {
 	return `WITH before AS MATERIALIZED (
 			SELECT pg_catalog.current_setting('lock_timeout') AS wait,
 				pg_catalog.current_setting('idle_in_transaction_session_timeout')::pg_catalog.interval AS idle
-		), limited AS MATERIALIZED (
-			SELECT pg_catalog.set_config('` + formerWait + `', wait, true), ` + wait + `,
-				CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
-					THEN pg_catalog.set_config('synchronous_commit', 'on', true) END,
-				` + idle + `
-			FROM before
-		) `
+		)
+		SELECT pg_catalog.set_config('` + formerWait + `', wait, true), ` + wait + `,
+			CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
+				THEN pg_catalog.set_config('synchronous_commit', 'on', true) END,
+			` + idle + `
+		FROM before`
 }
 
 // milliseconds rounds up: zero would be no limit.

@@ -1,6 +1,7 @@
 package inbox_test
 
 import (
+	"context"
 	"database/sql"
 	"testing"
 	"time"
@@ -35,6 +36,20 @@ func TestRecordWithin_BoundsTheWaitForTheKeyOnly(t *testing.T) {
 		require.ErrorIs(t, err, inbox.ErrIDReused)
 		require.NoError(t, third.Commit())
 		require.Equal(t, 1, b.count(t))
+	})
+}
+
+// The wait for the table, which a migration may have locked, has the same bound.
+func TestRecordWithin_BoundsTheWaitForTheTable(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		migration, tx := b.begin(t), b.begin(t)
+		_, err := migration.ExecContext(t.Context(), `LOCK TABLE `+b.db.Schema.Inbox()+` IN ACCESS EXCLUSIVE MODE`)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		_, err = b.store.RecordWithin(ctx, tx, paid("created"), inbox.Limits{Wait: time.Millisecond})
+		require.ErrorIs(t, err, inbox.ErrBusy)
 	})
 }
 

@@ -38,7 +38,7 @@ type Store struct {
 
 type statements struct {
 	insert       string
-	insertWithin func(Limits) string
+	insertWithin string
 	findConflict string
 	deleteBatch  string
 }
@@ -58,10 +58,8 @@ func NewStore(cfg Config) (*Store, error) {
 	return &Store{config: cfg, statements: statements{
 		// A session of another encoding would turn both texts into other ones. NULL is
 		// refused instead.
-		insert: into + `VALUES (` + values + `)` + unlessThere,
-		insertWithin: func(limits Limits) string {
-			return limits.with() + into + `SELECT ` + values + ` FROM limited` + unlessThere + ` RETURNING ` + restoredWait
-		},
+		insert:       into + `VALUES (` + values + `)` + unlessThere,
+		insertWithin: into + `VALUES (` + values + `)` + unlessThere + ` RETURNING ` + restoredWait,
 		// A stored NULL compares as "unknown": no conflict.
 		findConflict: `SELECT 1 FROM ` + table + `
 			WHERE consumer = $1::text AND event_id = $2::text AND digest <> $3::bytea`,
@@ -87,26 +85,29 @@ func NewStore(cfg Config) (*Store, error) {
 // usable; or ErrBusy or ErrEncoding, or come from the database, after which Postgres
 // lets tx only roll back.
 func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, err error) {
+	if err := check(tx, key); err != nil {
+		return false, err
+	}
 	return s.record(ctx, tx, key, s.statements.insert)
 }
 
-// RecordWithin is Record, and sets limits for tx in the same round trip.
+// RecordWithin is Record, and sets limits for tx before.
 //
 // Where the key is not fresh, tx is left with a lock_timeout of limits.Wait.
 func (s *Store) RecordWithin(ctx context.Context, tx outbox.Tx, key Key, limits Limits) (fresh bool, err error) {
 	if err := limits.Validate(); err != nil {
 		return false, err
 	}
-	return s.record(ctx, tx, key, s.statements.insertWithin(limits))
+	if err := check(tx, key); err != nil {
+		return false, err
+	}
+	if _, err := tx.ExecContext(ctx, limits.statement()); err != nil {
+		return false, fmt.Errorf("inbox: set limits: %w", err)
+	}
+	return s.record(ctx, tx, key, s.statements.insertWithin)
 }
 
 func (s *Store) record(ctx context.Context, tx outbox.Tx, key Key, insert string) (fresh bool, err error) {
-	if isNil(tx) {
-		return false, outbox.ErrNoTx
-	}
-	if err := key.Validate(); err != nil {
-		return false, err
-	}
 	inserted, err := s.exec(ctx, tx, insert, key)
 	if err != nil {
 		return false, err
@@ -115,6 +116,13 @@ func (s *Store) record(ctx context.Context, tx outbox.Tx, key Key, insert string
 		return true, nil
 	}
 	return false, s.compareContent(ctx, tx, key)
+}
+
+func check(tx outbox.Tx, key Key) error {
+	if isNil(tx) {
+		return outbox.ErrNoTx
+	}
+	return key.Validate()
 }
 
 // isNil sees a nil *sql.Tx as well, which is what a caller has after ignoring an error.

@@ -3,11 +3,9 @@ package kafka
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/watermill-outbox/outbox/forwarder"
 )
@@ -19,27 +17,23 @@ type batch struct {
 	rejected map[forwarder.Outgoing]error
 
 	maxMessageBytes int
-	// room is what sending takes of the publisher.
-	room *semaphore.Weighted
-}
 
-const (
-	// wholeRoom is what is taken where nothing else may be sent meanwhile.
-	wholeRoom  = math.MaxInt32
-	sharedRoom = 1
-)
+	newClient func() (*kgo.Client, error)
+	// solo sends what is sent alone; nil: nothing was yet.
+	solo *kgo.Client
+}
 
 // send sends one wave, in which no two messages belong to one unit. A broker refuses
 // records by the batch that the client library made of them, for the fault of one or
 // because it is too large as a whole: in halves, and halves of these, what is not to
 // blame gets through, and what is gets an answer of its own. In the end it
-// is sent while nothing else is: the client library sends it together with what others send just
-// then, and their fault would be its own.
-func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
-	results := b.produce(ctx, wave, sharedRoom)
+// is sent by a client of its own: the library sends it together with what others send just then,
+// and their fault would be its own.
+func (b *batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
+	results := b.produce(ctx, b.client, wave)
 	refused := b.refusedByBroker(wave, results)
 	if len(wave) == 1 && len(refused) == 1 {
-		return b.produce(ctx, wave, wholeRoom)
+		return b.sendAlone(ctx, wave)
 	}
 	middle := (len(refused) + 1) / 2
 	for _, half := range [][]int{refused[:middle], refused[middle:]} {
@@ -48,8 +42,36 @@ func (b batch) send(ctx context.Context, wave []forwarder.Outgoing) []error {
 	return results
 }
 
+// sendAlone is for a single message. The end of ctx closes the client, which ends the wait.
+func (b *batch) sendAlone(ctx context.Context, single []forwarder.Outgoing) []error {
+	if b.solo == nil {
+		solo, err := b.newClient()
+		if err != nil { // the same options worked before
+			return same(len(single), forwarder.Unavailable(err))
+		}
+		b.solo = solo
+	}
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		b.solo.Close()
+		close(closed)
+	})
+	results := b.produce(ctx, b.solo, single)
+	if !stop() {
+		<-closed
+		b.solo = nil
+	}
+	return results
+}
+
+func (b *batch) close() {
+	if b.solo != nil {
+		b.solo.Close()
+	}
+}
+
 // sendAgain sends some messages of a wave again, and replaces their results.
-func (b batch) sendAgain(ctx context.Context, wave []forwarder.Outgoing, places []int, results []error) {
+func (b *batch) sendAgain(ctx context.Context, wave []forwarder.Outgoing, places []int, results []error) {
 	if len(places) == 0 {
 		return
 	}
@@ -68,7 +90,7 @@ func (b batch) sendAgain(ctx context.Context, wave []forwarder.Outgoing, places 
 	}
 }
 
-func (b batch) refusedByBroker(wave []forwarder.Outgoing, results []error) (places []int) {
+func (b *batch) refusedByBroker(wave []forwarder.Outgoing, results []error) (places []int) {
 	for place, err := range results {
 		if errors.Is(err, forwarder.ErrRefused) && b.rejected[wave[place]] == nil {
 			places = append(places, place)
@@ -81,11 +103,7 @@ func (b batch) refusedByBroker(wave []forwarder.Outgoing, results []error) (plac
 // no end of their own: the client library fails all records that it sends together,
 // those of other callers too, when the context of one ends. Where answers do not come,
 // closing the client ends the wait.
-func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing, room int64) []error {
-	if err := b.room.Acquire(ctx, room); err != nil {
-		return same(len(wave), forwarder.Unavailable(err))
-	}
-	defer b.room.Release(room)
+func (b *batch) produce(ctx context.Context, client *kgo.Client, wave []forwarder.Outgoing) []error {
 	ctx = context.WithoutCancel(ctx)
 	results := make([]error, len(wave))
 	var answers sync.WaitGroup
@@ -95,7 +113,7 @@ func (b batch) produce(ctx context.Context, wave []forwarder.Outgoing, room int6
 			continue
 		}
 		answers.Add(1)
-		b.client.Produce(ctx, b.records[msg], func(_ *kgo.Record, err error) {
+		client.Produce(ctx, b.records[msg], func(_ *kgo.Record, err error) {
 			results[i] = classify(err, b.maxMessageBytes)
 			answers.Done()
 		})

@@ -12,7 +12,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/watermill-outbox/outbox/forwarder"
 )
@@ -29,7 +28,6 @@ const replaceGrace = 500 * time.Millisecond
 type Publisher struct {
 	config Config
 	logger watermill.LoggerAdapter
-	room   *semaphore.Weighted
 
 	mu     sync.Mutex
 	client *kgo.Client // nil: closed
@@ -51,7 +49,7 @@ func NewPublisher(cfg Config, logger watermill.LoggerAdapter) (*Publisher, error
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	p := &Publisher{config: cfg, logger: logger, room: semaphore.NewWeighted(wholeRoom)}
+	p := &Publisher{config: cfg, logger: logger}
 	client, err := p.newClient()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
@@ -83,14 +81,15 @@ func (p *Publisher) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing)
 	if err != nil {
 		return same(len(msgs), forwarder.Unavailable(err))
 	}
-	b := batch{
+	b := &batch{
 		client:   client,
 		records:  make(map[forwarder.Outgoing]*kgo.Record, len(msgs)),
 		rejected: make(map[forwarder.Outgoing]error),
 
 		maxMessageBytes: p.config.MaxMessageBytes,
-		room:            p.room,
+		newClient:       p.newClient,
 	}
+	defer b.close()
 	for _, msg := range msgs {
 		record, err := p.record(msg)
 		switch {

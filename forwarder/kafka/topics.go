@@ -69,7 +69,7 @@ const forgetTimeout = time.Second
 // created again: it would go on with the id of the old one. Where brokers have no such
 // ids, it would go on with partitions that the new one does not have, and has no name for
 // the error.
-func (b batch) forgetRecreated(ctx context.Context, msgs []forwarder.Outgoing, results []error) {
+func (b *batch) forgetRecreated(ctx context.Context, msgs []forwarder.Outgoing, results []error) {
 	highest := map[string]int32{}
 	for i, err := range results {
 		destination, record := msgs[i].Destination, b.records[msgs[i]]
