@@ -35,9 +35,9 @@ func newPublisher(t *testing.T, db *sql.DB, tables schema.Postgres) *wmsql.Publi
 	return publisher
 }
 
-func newSubscriber(t *testing.T, db *sql.DB, tables schema.Postgres) *wmsql.Subscriber {
+func newSubscriber(t *testing.T, db *sql.DB, tables schema.Postgres) message.Subscriber {
 	t.Helper()
-	subscriber, err := wmsql.NewSubscriber(db, wmsql.SubscriberConfig{
+	stock, err := wmsql.NewSubscriber(db, wmsql.SubscriberConfig{
 		SchemaAdapter:  tables,
 		OffsetsAdapter: tables,
 		PollInterval:   tick,
@@ -45,6 +45,7 @@ func newSubscriber(t *testing.T, db *sql.DB, tables schema.Postgres) *wmsql.Subs
 		RetryInterval:  tick,
 	}, watermill.NewStdLogger(false, false))
 	require.NoError(t, err)
+	subscriber := &closingSubscriber{Subscriber: stock}
 	t.Cleanup(func() { require.NoError(t, subscriber.Close()) })
 	return subscriber
 }

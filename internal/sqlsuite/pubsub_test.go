@@ -1,8 +1,6 @@
 package sqlsuite_test
 
 import (
-	"context"
-	"sync"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -53,39 +51,9 @@ func TestWatermillSuite(t *testing.T) {
 				db := testdb.Open(t, driver, tables.DSN)
 				test(t, tests.TestContext{TestID: tests.NewTestID(), Features: features}, func(t *testing.T) (message.Publisher, message.Subscriber) {
 					t.Helper()
-					return newPublisher(t, db, tables.Schema), &closingSubscriber{Subscriber: newSubscriber(t, db, tables.Schema)}
+					return newPublisher(t, db, tables.Schema), newSubscriber(t, db, tables.Schema)
 				})
 			})
 		}
 	}
-}
-
-// closingSubscriber has closed its subscriptions when Close returns, which the suite takes for
-// granted: watermill-sql 3.1 closes them a moment later.
-type closingSubscriber struct {
-	message.Subscriber
-
-	mu            sync.Mutex
-	subscriptions []<-chan *message.Message
-}
-
-func (s *closingSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	received, err := s.Subscriber.Subscribe(ctx, topic)
-	if err == nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.subscriptions = append(s.subscriptions, received)
-	}
-	return received, err //nolint:wrapcheck // the suite's
-}
-
-func (s *closingSubscriber) Close() error {
-	err := s.Subscriber.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, received := range s.subscriptions {
-		for range received { // nothing is sent any more
-		}
-	}
-	return err //nolint:wrapcheck // the suite's
 }
