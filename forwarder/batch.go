@@ -47,7 +47,7 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 	}()
 	taken, err = w.claimAndRehearse(batchCtx, tx, turn)
 	if err != nil || len(taken.rows)+taken.parked == 0 {
-		return outcome{}, err
+		return outcome{barred: len(taken.lanes) == 0}, err
 	}
 	if !stopOnCancel() {
 		return outcome{}, ctx.Err()
@@ -58,6 +58,7 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 	if len(taken.rows) > 0 {
 		w.lookout.took(w, taken)
 		defer w.lookout.landed(w)
+		w.learnHeat(taken)
 		w.inHand.Store(true)
 		defer w.inHand.Store(false)
 		w.publishing.Store(true)
@@ -142,7 +143,8 @@ func (w *worker) claim(ctx context.Context, tx *sql.Tx) (claim, error) {
 	ask := w.nextRequest(time.Now())
 	taken, err := w.claimer.claim(ctx, tx, ask)
 	if err == nil && len(ask.tried) > 0 && len(taken.rows)+taken.parked == 0 { // all have been tried
-		w.tried, ask.tried = nil, nil
+		w.tried = nil
+		w.leaveNoneOut(&ask)
 		taken, err = w.claimer.claim(ctx, tx, ask)
 	}
 	if hasSQLState(err, lockNotAvailable) {
@@ -166,6 +168,7 @@ func (w *worker) nextRequest(now time.Time) request {
 	if ask.rows == 1 {
 		ask.tried = w.tried
 	}
+	w.mindHeat(&ask)
 	looks := w.lookSoon || now.Sub(w.lookedAt) >= dueInterval
 	ask.waiting = looks && (ask.rows > 1 || !w.lookedLast)
 	w.lookedLast = ask.waiting

@@ -56,14 +56,20 @@ type request struct {
 	passing bool
 	// tried are the hashes of units that it leaves out.
 	tried pq.Int64Array
+	// hot are lanes that it leaves out, or the only ones that it takes.
+	hot     pq.Int64Array
+	onlyHot bool
 }
 
 // claim is what a claim has taken.
 type claim struct {
 	// rows are to be published, in the order of seq.
 	rows []row
-	// lanes are those that it holds.
+	// lanes are those that it holds, of total.
 	lanes []int64
+	total int
+	// partial says that units were left out.
+	partial bool
 	// parked is how many others it has put aside, behind one that waits.
 	parked int
 	// more says that rows that are due may have been left.
@@ -87,7 +93,7 @@ type claim struct {
 // A row that somebody else has locked is waited for, up to lock_timeout, so that nothing
 // of its unit overtakes it.
 func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, error) {
-	in, err := c.occupy(ctx, tx, ask.lane)
+	in, err := c.occupy(ctx, tx, ask)
 	if err != nil || len(in.lanes) == 0 {
 		return claim{}, err
 	}
@@ -120,5 +126,5 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 	}
 	rows := slices.Concat(due.rows, flowing.rows)
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.seq, b.seq) })
-	return claim{rows: rows, lanes: in.lanes, parked: len(flowing.held), more: due.more}, nil
+	return claim{rows: rows, lanes: in.lanes, total: in.total, partial: len(ask.tried) > 0, parked: len(flowing.held), more: due.more}, nil
 }

@@ -64,7 +64,8 @@ type Config struct {
 	// Workers is how many batches are in flight at once, each on a database connection
 	// of its own: the pool must offer as many, and keep as many when idle
 	// (SetMaxIdleConns; database/sql's default is 2). One more is used for a moment every
-	// 10 seconds, and one for each broker of which something is away. Default: 2.
+	// 10 seconds, one for each broker of which something is away, and one while a unit has
+	// so many more rows than others that a worker of its own sends them. Default: 2.
 	Workers int
 	// BatchSize is the most rows that a worker claims at once; so many messages can be
 	// sent twice when it is killed. Default: 500.

@@ -49,7 +49,7 @@ func (p *prober) expireBatch(ctx context.Context, destination string, from int64
 	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
 	all := p.claimer
 	all.workers = 1
-	in, err := all.occupy(ctx, tx, anyLane)
+	in, err := all.occupy(ctx, tx, request{lane: anyLane})
 	if err != nil {
 		return 0, err
 	}

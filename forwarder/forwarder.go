@@ -131,8 +131,9 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 		others.Go(func() { f.sleeper.ears.run(ctx) })
 	}
 	newWorker := f.workers(version)
-	for range f.config.Workers {
+	for n := range f.config.Workers + 1 {
 		w := newWorker()
+		w.hot, w.tendsHot = w.lookout.hot, n == f.config.Workers
 		workers.Go(func() { w.run(ctx) })
 	}
 	prober, patrol := newProber(newWorker()), newPatrol(newWorker())

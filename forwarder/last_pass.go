@@ -53,7 +53,7 @@ func (w *worker) isCutOff() bool { return w.broker.lasts() || w.database.lasts()
 
 // someLanesAreTaken takes those that are free.
 func (c claimer) someLanesAreTaken(ctx context.Context, tx *sql.Tx) (bool, error) {
-	in, err := c.occupy(ctx, tx, anyLane)
+	in, err := c.occupy(ctx, tx, request{lane: anyLane})
 	return len(in.lanes) < in.total, err
 }
 

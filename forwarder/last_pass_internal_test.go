@@ -17,7 +17,7 @@ func TestLastPassWaitsForLanes(t *testing.T) {
 	insertRows(t, db, 3)
 	w := newTestWorker(t, db, Config{Workers: 1})
 	holder := begin(t, w)
-	_, err := w.claimer.occupy(t.Context(), holder, anyLane)
+	_, err := w.claimer.occupy(t.Context(), holder, request{lane: anyLane})
 	require.NoError(t, err)
 	released := make(chan error, 1)
 	time.AfterFunc(5*lanesPoll, func() { released <- holder.Rollback() })

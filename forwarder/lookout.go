@@ -21,6 +21,7 @@ type lookout struct {
 	config  Config
 	db      *sql.DB
 	marks   *marks
+	hot     *hotLanes
 	sleeper *sleeper // nil: nobody wakes it
 	trouble *outage
 	wake    <-chan struct{}
@@ -69,7 +70,7 @@ const (
 
 func newLookout(cfg Config, db *sql.DB, marks *marks, wake <-chan struct{}) *lookout {
 	return &lookout{
-		config: cfg, db: db, marks: marks, wake: wake, query: lookQuery(cfg.Schema),
+		config: cfg, db: db, marks: marks, hot: newHotLanes(), wake: wake, query: lookQuery(cfg.Schema),
 		turn: make(chan struct{}, 1), stirred: make(chan struct{}, 1),
 		flying: map[*worker]flight{}, workedAt: time.Now(), claimedAt: time.Now(),
 	}
@@ -221,6 +222,8 @@ func (l *lookout) view() outlook {
 		held, last = append(held, f.lanes...), max(last, f.last)
 	}
 	l.mu.Unlock()
+	lanes, _ := l.hot.are() // their worker looks for itself
+	held = append(held, lanes...)
 	v := l.marks.outlook(held)
 	v.from = max(v.from, last)
 	return v

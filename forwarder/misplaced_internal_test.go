@@ -42,7 +42,7 @@ func TestPatrolFindsRowsParkedBehindNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, claimAndSettle(t, w))
 	holder := begin(t, w) // another claim
-	_, err = w.claimer.occupy(t.Context(), holder, anyLane)
+	_, err = w.claimer.occupy(t.Context(), holder, request{lane: anyLane})
 	require.NoError(t, err)
 	toured := make(chan error, 1)
 	go func() { toured <- patrol.tour(t.Context()) }()
@@ -163,7 +163,7 @@ func TestTourParksWhatWaitsForOthers(t *testing.T) {
 	park(t, db, w)
 	setNextAttempt(t, db, `now() + interval '1 hour'`)
 	holder := begin(t, w) // another claim
-	_, err := w.claimer.occupy(t.Context(), holder, anyLane)
+	_, err := w.claimer.occupy(t.Context(), holder, request{lane: anyLane})
 	require.NoError(t, err)
 	require.NoError(t, patrol.tour(t.Context()))
 	requireParked(t, db, 0)
@@ -201,7 +201,7 @@ func TestTourLeavesALaneThatIsTaken(t *testing.T) {
 	_, err := db.ExecContext(t.Context(), `DELETE FROM `+db.Schema.Outbox()+` WHERE seq = 1`)
 	require.NoError(t, err)
 	holder := begin(t, w)
-	_, err = w.claimer.occupy(t.Context(), holder, anyLane)
+	_, err = w.claimer.occupy(t.Context(), holder, request{lane: anyLane})
 	require.NoError(t, err)
 	require.NoError(t, newPatrol(w).tour(t.Context()))
 	requireParked(t, db, 2)

@@ -12,6 +12,8 @@ type outcome struct {
 	// claimed is how many rows it has dealt with.
 	claimed   int
 	confirmed int
+	// barred says that others hold all lanes that it might have looked into.
+	barred bool
 	// obstacle is the first failure that the next turn would meet again: it looks like
 	// the broker's, not like that of one message or one destination. Where there are
 	// several brokers, their absence is kept apart, and it is nil.

@@ -29,7 +29,12 @@ type worker struct {
 	paces     *paces
 	suspects  *suspects
 	lookout   *lookout
-	logger    watermill.LoggerAdapter
+	// hot are lanes that one worker takes and the others do not. nil: it takes any.
+	hot      *hotLanes
+	tendsHot bool
+	// besides says that its last claim was of what is beside the hot units.
+	besides bool
+	logger  watermill.LoggerAdapter
 
 	serverVersion int
 
@@ -64,12 +69,17 @@ type worker struct {
 func (w *worker) run(ctx context.Context) {
 	backOff := w.config.newBackOff()
 	for ctx.Err() == nil {
+		if w.tendsHot && !w.hot.await(ctx) {
+			return
+		}
 		began := time.Now()
 		out, err := w.turn(ctx)
 		if errors.Is(err, errUnanswered) {
 			w.database.note(databaseTrouble(err), err, 0, began)
 			w.giveUp()
-			w.another().run(ctx)
+			heir := w.another()
+			heir.hot, heir.tendsHot = w.hot, w.tendsHot
+			heir.run(ctx)
 			return
 		}
 		if err != nil && ctx.Err() != nil && out.claimed == 0 {
@@ -77,31 +87,38 @@ func (w *worker) run(ctx context.Context) {
 		}
 		if err == nil {
 			w.database.over()
-			w.lookout.claimed(out.claimed > 0)
+			w.noteClaim(out)
 		}
 		if out.confirmed > 0 && w.broker.over() {
 			w.away.remember(entry{kind: kindBroker})
 			w.away.wake()
 		}
-		switch {
-		case err != nil:
-			wait := w.config.next(backOff)
-			w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
-			if isReadOnly(err) {
-				w.dropConnections(ctx)
-			}
-			sleep(ctx, wait, nil)
-		case out.obstacle != nil && out.confirmed == 0:
-			wait := w.config.next(backOff)
-			w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait, began)
-			w.registerBroker(ctx, out.obstacle, wait)
-			sleep(ctx, wait, nil)
-		case out.claimed == 0:
-			backOff.Reset()
-			w.lane = w.lookout.await(ctx)
-		default:
-			backOff.Reset()
+		w.pause(ctx, out, err, began, backOff)
+	}
+}
+
+// pause waits until the next turn.
+func (w *worker) pause(ctx context.Context, out outcome, err error, began time.Time, backOff backoff.BackOff) {
+	switch {
+	case err != nil:
+		wait := w.config.next(backOff)
+		w.database.note(databaseTrouble(err), schema.Explain(err), wait, began)
+		if isReadOnly(err) {
+			w.dropConnections(ctx)
 		}
+		sleep(ctx, wait, nil)
+	case out.obstacle != nil && out.confirmed == 0:
+		wait := w.config.next(backOff)
+		w.broker.note("Broker is unavailable, messages stay in the outbox", out.obstacle, wait, began)
+		w.registerBroker(ctx, out.obstacle, wait)
+		sleep(ctx, wait, nil)
+	case out.barred && w.tendsHot:
+		sleep(ctx, hotPause, nil)
+	case out.claimed == 0 && !w.tendsHot:
+		backOff.Reset()
+		w.lane = w.lookout.await(ctx)
+	default:
+		backOff.Reset()
 	}
 }
 
