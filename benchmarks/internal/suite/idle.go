@@ -13,6 +13,7 @@ import (
 
 	"github.com/watermill-outbox/outbox/benchmarks/internal/compare"
 	"github.com/watermill-outbox/outbox/benchmarks/internal/rig"
+	"github.com/watermill-outbox/outbox/forwarder"
 )
 
 const (
@@ -25,9 +26,10 @@ const (
 // idle is what forwarders cost while there is nothing to do.
 func idle(r rig.Rig, scale Scale) compare.Comparison {
 	named := func(replicas int) string { return fmt.Sprintf("replicas: %d", replicas) }
+	const looking = "replicas: 1, without ListenDSN"
 	c := compare.Comparison{
 		Name:   "idle",
-		Title:  fmt.Sprintf("Idle for %s, defaults", scale.Idle),
+		Title:  fmt.Sprintf("Idle for %s, defaults and ListenDSN", scale.Idle),
 		Main:   databaseCPU,
 		Unit:   "% of a core",
 		Rounds: scale.FewRounds,
@@ -47,16 +49,22 @@ func idle(r rig.Rig, scale Scale) compare.Comparison {
 			var sides []compare.Side
 			for _, n := range []int{1, 3} {
 				sides = append(sides, compare.Side{Name: named(n), Round: func(ctx context.Context) (compare.Sample, error) {
-					return idleRound(ctx, database, outbox, n, scale.Idle)
+					return idleRound(ctx, database, outbox, n, forwardDefault, scale.Idle)
 				}})
 			}
+			sides = append(sides, compare.Side{Name: looking, Round: func(ctx context.Context) (compare.Sample, error) {
+				return idleRound(ctx, database, outbox, 1, forward(forwarder.Config{}), scale.Idle)
+			}})
 			return sides, nil
 		},
 	}
-	for _, n := range []int{1, 3} {
+	for _, side := range []string{named(1), named(3), looking} {
 		figure := func(what, value, unit string, bound compare.Bound, target float64) compare.Figure {
+			if side == looking {
+				bound, target = compare.Reported, 0
+			}
 			return compare.Figure{
-				Name: fmt.Sprintf("idle, %s: %s", named(n), what), Of: named(n), Value: value, Unit: unit, Bound: bound, Target: target,
+				Name: fmt.Sprintf("idle, %s: %s", side, what), Of: side, Value: value, Unit: unit, Bound: bound, Target: target,
 			}
 		}
 		c.Figures = append(c.Figures,
@@ -72,12 +80,14 @@ func idle(r rig.Rig, scale Scale) compare.Comparison {
 // fallAsleep is enough for what a forwarder does once at its start.
 const fallAsleep = 2 * time.Second
 
-func idleRound(ctx context.Context, d *rig.Database, o *rig.Outbox, n int, last time.Duration) (sample compare.Sample, err error) {
+func idleRound(
+	ctx context.Context, d *rig.Database, o *rig.Outbox, n int, runs relay, last time.Duration,
+) (sample compare.Sample, err error) {
 	var statements atomic.Int64
 	running := rig.Start(ctx, func(ctx context.Context) error {
 		pool := func() (*sql.DB, error) { return rig.OpenCounted(o.DSN, &statements) }
 		return replicas(ctx, n, pool, o, func(ctx context.Context, o *rig.Outbox) error {
-			return forwardDefault(ctx, o, &rig.Counter{}, func() {})
+			return runs(ctx, o, &rig.Counter{}, func() {})
 		})
 	})
 	err = running.While(ctx, func(ctx context.Context) (err error) {
