@@ -71,6 +71,9 @@ func (w *worker) forwardBatch(ctx context.Context, turn claimFunc) (out outcome,
 		w.rehearseAfter(err)
 		return v.outcome, err
 	}
+	if w.streams {
+		v.left = v.leftOf(taken.rows)
+	}
 	if err := tx.Commit(); err != nil {
 		return v.outcome, fmt.Errorf("commit: %w", err)
 	}
@@ -151,6 +154,17 @@ func (w *worker) claim(ctx context.Context, tx *sql.Tx) (claim, error) {
 		w.passUntil = time.Now().Add(w.config.RetryMax)
 	}
 	w.lookSoon = err == nil && ask.waiting && taken.more
+	return taken, err
+}
+
+// claimDue claims rows that are due, and no others.
+func (w *worker) claimDue(ctx context.Context, tx *sql.Tx) (claim, error) {
+	ask := w.nextRequest(time.Now())
+	ask.waiting, ask.onlyWaiting = true, true
+	taken, err := w.claimer.claim(ctx, tx, ask)
+	if hasSQLState(err, lockNotAvailable) {
+		w.passUntil = time.Now().Add(w.config.RetryMax)
+	}
 	return taken, err
 }
 

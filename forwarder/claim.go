@@ -24,6 +24,7 @@ type claimer struct {
 	spares bool
 
 	flow    flowQueries
+	changes changesQueries
 	waiting waitingQueries
 }
 
@@ -39,6 +40,7 @@ func newClaimer(cfg Config, marks *marks, db *sql.DB) claimer {
 		settings: cfg.Schema.Settings(),
 		history:  historyExpression(cfg.Schema),
 		flow:     newFlowQueries(cfg),
+		changes:  newChangesQueries(cfg),
 		waiting:  newWaitingQueries(cfg),
 	}
 }
@@ -49,8 +51,8 @@ type request struct {
 	rows int
 	// lane is the one to begin with, or anyLane.
 	lane int
-	// waiting has it look for rows that have waited and are due.
-	waiting bool
+	// waiting has it look for rows that have waited and are due, onlyWaiting for nothing else.
+	waiting, onlyWaiting bool
 	// passing has it pass by the units of rows that others have locked, instead of waiting
 	// for them.
 	passing bool
@@ -109,6 +111,9 @@ func (c claimer) claim(ctx context.Context, tx *sql.Tx, ask request) (claim, err
 		if due, err = c.claimDue(ctx, tx, ask, in); err != nil {
 			return claim{}, fmt.Errorf("claim rows that are due: %w", err)
 		}
+	}
+	if ask.onlyWaiting {
+		return claim{rows: due.rows, lanes: in.lanes, total: in.total, more: due.more}, nil
 	}
 	flowing, err := c.claimFlow(ctx, tx, ask, due, in)
 	if err != nil {

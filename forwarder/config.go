@@ -81,6 +81,10 @@ type Config struct {
 	// own with lib/pq, to the database itself or to a pooler in session mode. A forwarder
 	// that sleeps looks every second, or every PollInterval if that is longer. Default: none.
 	ListenDSN string
+	// Source is where new rows come from, in place of the table: see the package wal. What has
+	// to wait is left in the table, and claimed there. Replicas without it may run beside
+	// those that have it. ListenDSN is of no use with it. Default: none, the table is read.
+	Source Source
 	// PublishTimeout bounds the publishing of one batch. Where a broker is slower, batches
 	// become smaller, down to a single message, which may then take up to four times as
 	// long. The database frees the rows of a replica that is gone without a word 5 s after

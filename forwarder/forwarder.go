@@ -62,6 +62,9 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
+	if cfg.Source != nil {
+		cfg.ListenDSN = "" // nobody looks for rows
+	}
 	sleeper, err := newSleeper(cfg, newListener(cfg, db, logger))
 	if err != nil {
 		return nil, err
@@ -131,10 +134,12 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 		others.Go(func() { f.sleeper.ears.run(ctx) })
 	}
 	newWorker := f.workers(version)
-	for n := range f.config.Workers + 1 {
-		w := newWorker()
-		w.hot, w.tendsHot = w.lookout.hot, n == f.config.Workers
-		workers.Go(func() { w.run(ctx) })
+	if f.config.Source != nil {
+		feed, parked := newFeed(f.config.Source, newWorker, f.logger), newParked(newWorker())
+		workers.Go(func() { feed.run(ctx) })
+		workers.Go(func() { parked.run(ctx) })
+	} else {
+		f.startWorkers(ctx, newWorker, &workers)
 	}
 	prober, patrol := newProber(newWorker()), newPatrol(newWorker())
 	others.Go(func() { prober.run(ctx) })
@@ -161,6 +166,15 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 	others.Wait()
 	f.logger.Info("Forwarder has stopped", nil)
 	return nil
+}
+
+// startWorkers starts those that read the table: one more than Workers, for hot lanes.
+func (f *Forwarder) startWorkers(ctx context.Context, newWorker func() *worker, workers *sync.WaitGroup) {
+	for n := range f.config.Workers + 1 {
+		w := newWorker()
+		w.hot, w.tendsHot = w.lookout.hot, n == f.config.Workers
+		workers.Go(func() { w.run(ctx) })
+	}
 }
 
 // Running returns a channel that is closed once Run has found the database in order

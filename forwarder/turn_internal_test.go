@@ -45,7 +45,7 @@ func TestTurnFinishesABatchInHand(t *testing.T) {
 		time.Sleep(4*w.config.DatabaseTimeout - 200*time.Millisecond) //nolint:forbidigo // the time that is meant
 		close(s.goOn)
 	}()
-	out, err := w.turn(ctx)
+	out, err := w.turn(ctx, w.claim)
 	require.NoError(t, err)
 	require.Equal(t, 1, out.confirmed)
 	var left int

@@ -14,6 +14,8 @@ type outcome struct {
 	confirmed int
 	// barred says that others hold all lanes that it might have looked into.
 	barred bool
+	// left are the rows that stay as they were, where that is asked for.
+	left map[int64]bool
 	// obstacle is the first failure that the next turn would meet again: it looks like
 	// the broker's, not like that of one message or one destination. Where there are
 	// several brokers, their absence is kept apart, and it is nil.
@@ -152,6 +154,21 @@ func (w *worker) convict(p *part) {
 			p.results[i] = Refused(err)
 		}
 	}
+}
+
+// leftOf returns the rows of a batch that nothing has become of.
+func (v *verdict) leftOf(rows []row) map[int64]bool {
+	left := map[int64]bool{}
+	for _, r := range rows {
+		left[r.seq] = true
+	}
+	for _, seq := range v.confirmed {
+		delete(left, seq)
+	}
+	for _, f := range slices.Concat(v.delayed, v.dead) {
+		delete(left, f.row.seq)
+	}
+	return left
 }
 
 func (v *verdict) confirm(r *row) {

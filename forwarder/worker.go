@@ -58,6 +58,8 @@ type worker struct {
 	inHand atomic.Bool
 	// another makes a worker that takes the place of this one.
 	another func() *worker
+	// streams says that it needs to know which rows are left as they were.
+	streams bool
 	// probing says that it tries what is away.
 	probing bool
 	// refused says that a batch failed for want of a privilege. All workers share it.
@@ -73,7 +75,7 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		began := time.Now()
-		out, err := w.turn(ctx)
+		out, err := w.turn(ctx, w.claim)
 		if errors.Is(err, errUnanswered) {
 			w.database.note(databaseTrouble(err), err, 0, began)
 			w.giveUp()
@@ -89,11 +91,16 @@ func (w *worker) run(ctx context.Context) {
 			w.database.over()
 			w.noteClaim(out)
 		}
-		if out.confirmed > 0 && w.broker.over() {
-			w.away.remember(entry{kind: kindBroker})
-			w.away.wake()
-		}
+		w.noteConfirmed(out)
 		w.pause(ctx, out, err, began, backOff)
+	}
+}
+
+// noteConfirmed says that the broker is there.
+func (w *worker) noteConfirmed(out outcome) {
+	if out.confirmed > 0 && w.broker.over() {
+		w.away.remember(entry{kind: kindBroker})
+		w.away.wake()
 	}
 }
 
@@ -124,14 +131,14 @@ func (w *worker) pause(ctx context.Context, out outcome, err error, began time.T
 
 // turn gives up a call into the database that does not return. A call into the publisher is
 // waited for: what it still may send must not be sent beside it without an end.
-func (w *worker) turn(ctx context.Context) (outcome, error) {
+func (w *worker) turn(ctx context.Context, claim claimFunc) (outcome, error) {
 	type result struct {
 		out outcome
 		err error
 	}
 	done := make(chan result, 1)
 	go func() {
-		out, err := w.forwardIfPermitted(ctx)
+		out, err := w.forwardIfPermitted(ctx, claim)
 		done <- result{out, err}
 	}()
 	limit, ended, hurried := w.turnLimit(), ctx.Done(), false
@@ -171,14 +178,14 @@ func (w *worker) registerBroker(ctx context.Context, obstacle error, wait time.D
 }
 
 // forwardIfPermitted does not publish again and again what the role may not settle.
-func (w *worker) forwardIfPermitted(ctx context.Context) (outcome, error) {
+func (w *worker) forwardIfPermitted(ctx context.Context, claim claimFunc) (outcome, error) {
 	if w.refused.Load() {
 		if err := w.checkPrivileges(ctx); err != nil {
 			return outcome{}, err
 		}
 		w.refused.Store(false)
 	}
-	out, err := w.forwardBatch(ctx, w.claim)
+	out, err := w.forwardBatch(ctx, claim)
 	if hasSQLState(err, insufficientPrivilege) {
 		w.refused.Store(true)
 	}

@@ -1,0 +1,49 @@
+package forwarder
+
+import "context"
+
+// Source is where a forwarder takes new rows from, in place of looking for them in the table. The
+// package wal has one. It is safe for concurrent use.
+type Source interface {
+	// Open begins to read. It waits while another replica does, until ctx ends. Its errors say
+	// what is missing, and how to mend it.
+	Open(ctx context.Context) (Stream, error)
+}
+
+// Stream reads the rows of transactions in the order of their commits, and those of a transaction in
+// the order of their inserts. It is for one reader; Settled may be called by another.
+type Stream interface {
+	// Next returns the next changes, as many as are there and at least one; it waits for
+	// that, until ctx ends. After an error that is not ctx's, the stream is of no more use.
+	Next(ctx context.Context) ([]Change, error)
+	// Settled says that nothing up to a position, and with it, is needed again: each change was
+	// confirmed by its broker, or stays in the table for later.
+	Settled(upTo Position)
+	// Close ends the stream, and tells the server what was settled. A stream that is not closed
+	// keeps a connection.
+	Close(ctx context.Context) error
+}
+
+// Position is where a change stands: the end of its transaction's commit record in the write-ahead
+// log, and its place among the rows of that transaction, from 0. The zero value is before all others.
+type Position struct {
+	Commit uint64
+	Index  int
+}
+
+// Before says whether p is before q.
+func (p Position) Before(q Position) bool {
+	return p.Commit < q.Commit || p.Commit == q.Commit && p.Index < q.Index
+}
+
+// Change is a row that a transaction has inserted into the outbox, as it was then.
+type Change struct {
+	Position Position
+	Seq      int64
+	ID       string
+	// Destination and PartitionKey are the row's columns; an empty key stands for the ID.
+	Destination, PartitionKey string
+	Payload                   []byte
+	// Metadata is a JSON object.
+	Metadata []byte
+}

@@ -1,0 +1,102 @@
+package forwarder
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+)
+
+// streamer is a worker that forwards the changes of its lanes.
+type streamer struct {
+	*worker
+
+	queue    <-chan []*change
+	progress *progress
+	// pending are taken from the queue, and not settled yet.
+	pending []*change
+}
+
+// run works until ctx ends. What is pending then comes again with the next stream. An error says that
+// the database does not answer: then this worker may still be at it.
+func (s *streamer) run(ctx context.Context) error {
+	backOff := s.config.newBackOff()
+	for s.await(ctx) {
+		began := time.Now()
+		batch := s.batch()
+		out, err := s.turn(ctx, claimOf(s.claimer, batch))
+		if errors.Is(err, errUnanswered) {
+			return err
+		}
+		if err == nil {
+			s.database.over()
+			s.finish(batch, out.left)
+		}
+		s.noteConfirmed(out)
+		if ctx.Err() == nil && (err != nil || out.obstacle != nil && out.confirmed == 0) {
+			s.pause(ctx, out, err, began, backOff)
+		} else {
+			backOff.Reset()
+		}
+	}
+	return nil
+}
+
+func claimOf(c claimer, batch []*change) claimFunc {
+	rows := make([]row, len(batch))
+	for i, changed := range batch {
+		rows[i] = changed.row
+	}
+	return func(ctx context.Context, tx *sql.Tx) (claim, error) { return c.claimChanges(ctx, tx, rows) }
+}
+
+// await returns when something is pending, and takes what is there up to a batch; false: ctx has ended.
+func (s *streamer) await(ctx context.Context) bool {
+	for len(s.pending) == 0 {
+		select {
+		case more := <-s.queue:
+			s.pending = append(s.pending, more...)
+		case <-ctx.Done():
+			return false
+		}
+	}
+	for len(s.pending) < s.config.BatchSize {
+		select {
+		case more := <-s.queue:
+			s.pending = append(s.pending, more...)
+			continue
+		default:
+		}
+		break
+	}
+	return ctx.Err() == nil
+}
+
+// batch is as many as a batch may have.
+func (s *streamer) batch() []*change {
+	limit := s.config.BatchSize
+	if s.routes == nil {
+		limit, _ = s.paces.of("").now()
+	}
+	bytes := 0
+	for i, c := range s.pending[:min(limit, len(s.pending))] {
+		if bytes += c.bytes; bytes > s.config.BatchBytes && i > 0 {
+			return s.pending[:i]
+		}
+	}
+	return s.pending[:min(limit, len(s.pending))]
+}
+
+// finish keeps those of a batch that are left as they were.
+func (s *streamer) finish(batch []*change, left map[int64]bool) {
+	var done, again []*change
+	for _, c := range batch {
+		if left[c.seq] {
+			again = append(again, c)
+		} else {
+			done = append(done, c)
+		}
+	}
+	s.pending = append(again, s.pending[len(batch):]...)
+	s.progress.finish(done)
+}
