@@ -13,6 +13,7 @@ import (
 	_ "github.com/lib/pq" // the driver "postgres"
 
 	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/forwarder/wal"
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -72,7 +73,12 @@ func runChild(encoded string) error {
 	if cfg.DieAfterBatches > 0 {
 		pub = dieAfter(pub, cfg.DieAfterBatches)
 	}
+	source, err := sourceOf(cfg, logger)
+	if err != nil {
+		return err
+	}
 	f, err := forwarder.New(db, pub, forwarder.Config{
+		Source:       source,
 		Schema:       cfg.Schema,
 		Ordering:     cfg.Forwarder.Ordering,
 		Settlement:   cfg.Forwarder.Settlement,
@@ -95,6 +101,20 @@ func runChild(encoded string) error {
 		fmt.Println(runningLine)
 	}()
 	return f.Run(untilInputEnds(points))
+}
+
+// sourceOf is nil where the table is read.
+func sourceOf(cfg childConfig, logger watermill.LoggerAdapter) (forwarder.Source, error) {
+	if cfg.Forwarder.Slot == "" {
+		return nil, nil //nolint:nilnil // as said
+	}
+	source, err := wal.New(wal.Config{
+		Schema: cfg.Schema, ReplicationDSN: cfg.DSN, Slot: cfg.Forwarder.Slot, Publication: cfg.Forwarder.Slot, AcceptUnboundedWAL: true,
+	}, logger)
+	if err != nil {
+		return nil, err
+	}
+	return source, nil
 }
 
 // untilInputEnds does what it is told meanwhile.

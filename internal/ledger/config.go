@@ -79,6 +79,9 @@ type ForwarderConfig struct {
 	Workers      int
 	BatchSize    int
 	PollInterval time.Duration
+	// Slot has new rows come from the write-ahead log, through the slot and the publication
+	// of that name.
+	Slot string
 	// ListenDSN has replicas sleep.
 	ListenDSN string
 

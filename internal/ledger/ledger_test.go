@@ -88,6 +88,22 @@ func TestSwapLive(t *testing.T) {
 	require.Positive(t, swap.FromAMQP)
 }
 
+// One replica reads the log, the others stand by; whoever is killed, another goes on.
+func TestFromTheWAL(t *testing.T) {
+	t.Parallel()
+	onEachBroker(t, func(t *testing.T, b broker) {
+		t.Helper()
+		run(t, b, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1, Forwarder: ledger.ForwarderConfig{Slot: fromWAL}})
+		report := run(t, b, ledger.Config{
+			Replicas: 3, Kills: 8, SelfKills: 2, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL},
+		})
+		require.Positive(t, report.Crossings)
+	})
+}
+
+// fromWAL asks for a slot.
+const fromWAL = "any"
+
 // A run that is given up says why, and leaves no process: those would hold the test's
 // tables, and no goroutine, which TestMain would find.
 func TestRunEndsWithItsContext(t *testing.T) {
@@ -134,6 +150,9 @@ func config(t *testing.T, b broker, cfg ledger.Config) ledger.Config {
 	db := testdb.New(t)
 	cfg.DSN, cfg.Schema = db.DSN, db.Schema
 	cfg.Broker = b
+	if cfg.Forwarder.Slot == fromWAL {
+		cfg.Forwarder.Slot = db.Slot(t)
+	}
 	for range 4 { // a queue has one consumer that takes one message at a time
 		cfg.Destinations = append(cfg.Destinations, b.NewDestination(t))
 	}

@@ -1,0 +1,87 @@
+package wal
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"regexp"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+// ErrInvalidConfig says that a Config cannot work; the error that wraps it names the field and what is
+// allowed.
+var ErrInvalidConfig = errors.New("wal: invalid config")
+
+// Config configures a Source. ReplicationDSN is required.
+type Config struct {
+	// Schema names the outbox table. Default: public.outbox.
+	Schema schema.Postgres
+	// ReplicationDSN leads to the primary, without a pooler between, as a role with
+	// REPLICATION: a URL, or key=value. Open makes one connection with it.
+	ReplicationDSN string
+	// Slot is the replication slot: lower case letters, digits and _, at most 63. All
+	// replicas of a forwarder have the same, and one of them reads it. It is made if it is
+	// not there. Default: one that belongs to the table by its name.
+	Slot string
+	// Publication is that of the table's inserts. It is made if it is not there. At most 63
+	// bytes. Default: named as the default slot.
+	Publication string
+	// QueueBytes is about how much is read ahead; beyond it, the server has to wait. A single
+	// row may be larger. Default: 16 MiB.
+	QueueBytes int
+	// AcceptUnboundedWAL has Open go on where max_slot_wal_keep_size is -1. Then nothing keeps
+	// the slot from filling the primary's disk while no forwarder runs, or a broker is away.
+	// Default: false.
+	AcceptUnboundedWAL bool
+}
+
+const defaultQueueBytes = 16 << 20
+
+func (c *Config) setDefaults() {
+	own := fmt.Sprint("watermill_outbox_", nameHash(c.Schema.Outbox()))
+	if c.Slot == "" {
+		c.Slot = own
+	}
+	if c.Publication == "" {
+		c.Publication = own
+	}
+	if c.QueueBytes == 0 {
+		c.QueueBytes = defaultQueueBytes
+	}
+}
+
+func nameHash(name string) uint32 {
+	sum := sha256.Sum256([]byte(name))
+	return binary.BigEndian.Uint32(sum[:4])
+}
+
+// slotName is Postgres' rule (manual, "Replication Slots").
+var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
+
+// Validate reports every field that cannot work, all at once. The error wraps ErrInvalidConfig or
+// schema.ErrInvalidName. It does not show the ReplicationDSN.
+func (c Config) Validate() error {
+	c.setDefaults()
+	errs := []error{c.Schema.Validate()}
+	if c.ReplicationDSN == "" {
+		errs = append(errs, fmt.Errorf("%w: ReplicationDSN is empty", ErrInvalidConfig))
+	} else if _, err := pgconn.ParseConfig(c.ReplicationDSN); err != nil {
+		errs = append(errs, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig))
+	}
+	if !slotName.MatchString(c.Slot) {
+		errs = append(errs, fmt.Errorf("%w: Slot is %q, allowed are 1 to 63 of a-z, 0-9 and _", ErrInvalidConfig, c.Slot))
+	}
+	const longest = 63
+	if len(c.Publication) > longest {
+		errs = append(errs, fmt.Errorf("%w: Publication %q has %d bytes, allowed are %d",
+			ErrInvalidConfig, c.Publication, len(c.Publication), longest))
+	}
+	if c.QueueBytes < 1<<10 || c.QueueBytes > 1<<30 {
+		errs = append(errs, fmt.Errorf("%w: QueueBytes is %d, allowed is %d to %d", ErrInvalidConfig, c.QueueBytes, 1<<10, 1<<30))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,188 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+)
+
+// Source reads the outbox from the write-ahead log. It is safe for concurrent use; a slot has one
+// reader at a time.
+type Source struct {
+	config Config
+	logger watermill.LoggerAdapter
+}
+
+var _ forwarder.Source = (*Source)(nil)
+
+// New returns a Source. It does not connect yet. A nil logger logs nothing. Errors wrap
+// ErrInvalidConfig or schema.ErrInvalidName.
+func New(cfg Config, logger watermill.LoggerAdapter) (*Source, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	if logger == nil {
+		logger = watermill.NopLogger{}
+	}
+	return &Source{config: cfg, logger: logger}, nil
+}
+
+const (
+	// slotRetry is between two attempts to get a slot that somebody else reads.
+	slotRetry = 500 * time.Millisecond
+	// openTimeout bounds a statement while a stream is opened, but for the making of a slot,
+	// which waits for all transactions that write.
+	openTimeout = 10 * time.Second
+)
+
+// Open checks the server, makes publication and slot where they are missing, and starts the stream.
+// It waits while another replica reads the slot, and for transactions that write while a slot is
+// made, until ctx ends. Errors wrap the sentinels of this package, or come from the database.
+func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
+	for said := false; ; {
+		stream, err := s.open(ctx)
+		if !hasSQLState(err, objectInUse) && !hasSQLState(err, duplicateObject) { // or made it just now
+			return stream, err
+		}
+		if !said {
+			s.logger.Info("Another replica reads the slot, this one stands by", watermill.LogFields{"slot": s.config.Slot})
+			said = true
+		}
+		select {
+		case <-time.After(slotRetry):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// open returns an untyped nil with an error.
+func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	from, err := s.prepare(ctx, conn)
+	if err != nil {
+		return nil, errors.Join(err, hangUp(ctx, conn))
+	}
+	return newStream(conn, s.config, from), nil
+}
+
+func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	config, err := pgconn.ParseConfig(s.config.ReplicationDSN)
+	if err != nil {
+		return nil, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig)
+	}
+	config.RuntimeParams["replication"] = "database"
+	config.RuntimeParams["client_encoding"] = "UTF8"
+	config.RuntimeParams["bytea_output"] = "hex"
+	config.RuntimeParams["search_path"] = "pg_catalog"
+	conn, err := pgconn.ConnectConfig(ctx, config)
+	if hasSQLState(err, insufficientPrivilege) {
+		return nil, fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("wal: connect: %w", err)
+	}
+	return conn, nil
+}
+
+func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), openTimeout)
+	defer cancel()
+	if err := conn.Close(ctx); err != nil {
+		return fmt.Errorf("wal: close: %w", err)
+	}
+	return nil
+}
+
+// prepare starts the stream on conn, and returns the position that is confirmed.
+func (s *Source) prepare(ctx context.Context, conn *pgconn.PgConn) (pglogrepl.LSN, error) {
+	version, err := s.checkServer(ctx, conn)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.ensurePublication(ctx, conn); err != nil {
+		return 0, err
+	}
+	from, err := s.ensureSlot(ctx, conn, version)
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	arguments := []string{`proto_version '1'`, `publication_names ` + literal(quote(s.config.Publication))}
+	const binarySince = 140000
+	if version >= binarySince {
+		arguments = append(arguments, `binary 'true'`)
+	}
+	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: arguments})
+	if err != nil {
+		return 0, fmt.Errorf("wal: start replication: %w", err)
+	}
+	return from, nil
+}
+
+// checkServer returns its version.
+func (s *Source) checkServer(ctx context.Context, conn *pgconn.PgConn) (version int, err error) {
+	row, err := query(ctx, conn, `SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('wal_level'),
+		(SELECT setting FROM pg_settings WHERE name = 'max_slot_wal_keep_size')`)
+	if err != nil {
+		return 0, fmt.Errorf("wal: look at the server: %w", err)
+	}
+	version, err = strconv.Atoi(row[0])
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("wal: server_version_num: %w", err)
+	case row[1] == "t":
+		return 0, ErrStandby
+	case row[2] != "logical":
+		return 0, fmt.Errorf("%w (it is %s)", ErrWALLevel, row[2])
+	case row[3] == "-1" && !s.config.AcceptUnboundedWAL:
+		return 0, ErrUnboundedWAL
+	}
+	return version, nil
+}
+
+// query returns the first row's columns, nil if there is none.
+func query(ctx context.Context, conn *pgconn.PgConn, statement string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	return queryWithoutLimit(ctx, conn, statement)
+}
+
+func queryWithoutLimit(ctx context.Context, conn *pgconn.PgConn, statement string) (row []string, err error) {
+	results, err := conn.Exec(ctx, statement).ReadAll()
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the callers say what it was for
+	}
+	for _, result := range results {
+		for _, columns := range result.Rows {
+			for _, column := range columns {
+				row = append(row, string(column))
+			}
+			return row, nil
+		}
+	}
+	return nil, nil
+}
+
+// quote is Postgres' quote_ident, always with quotes.
+func quote(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
+
+// literal is a string constant, whatever standard_conforming_strings is. The replication commands, which have
+// no such setting, take no E'': there a backslash is itself.
+func literal(text string) string { return `'` + strings.ReplaceAll(text, `'`, `''`) + `'` }

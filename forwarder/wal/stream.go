@@ -1,0 +1,226 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/schema"
+)
+
+const (
+	// statusInterval is between two reports of what is confirmed. The server gives up a reader that
+	// reports nothing for wal_sender_timeout.
+	statusInterval = time.Second
+	// silence is how long a server may send nothing, though it is asked with each report.
+	silence = 30 * time.Second
+)
+
+// stream is read by a goroutine of its own, so that the server gets its reports whatever becomes of
+// what was read.
+type stream struct {
+	conn   *pgconn.PgConn
+	schema schema.Postgres
+	queue  *queue
+	settled
+
+	// cancel ends the reader, done is closed when it has ended.
+	cancel context.CancelFunc
+	done   chan struct{}
+	close  func(ctx context.Context) error
+
+	// What follows is the reader's alone.
+
+	reported time.Time
+	heard    time.Time
+	layout   layout
+	outbox   uint32
+	at       pglogrepl.LSN
+}
+
+func newStream(conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN) *stream {
+	ctx, cancel := context.WithCancel(context.Background()) // it ends with Close
+	s := &stream{
+		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), settled: settled{confirmed: from},
+		cancel: cancel, done: make(chan struct{}), heard: time.Now(),
+	}
+	var once sync.Once
+	var err error
+	s.close = func(ctx context.Context) error {
+		once.Do(func() { err = s.end(ctx) })
+		return err
+	}
+	go func() {
+		defer close(s.done)
+		s.queue.end(s.read(ctx))
+	}()
+	return s
+}
+
+// Next returns the next changes.
+func (s *stream) Next(ctx context.Context) ([]forwarder.Change, error) { return s.queue.take(ctx) }
+
+// Settled says what is not needed again.
+func (s *stream) Settled(upTo forwarder.Position) { s.settle(upTo) }
+
+// Close ends the stream.
+func (s *stream) Close(ctx context.Context) error { return s.close(ctx) }
+
+func (s *stream) end(ctx context.Context) error {
+	s.cancel()
+	<-s.done // it waits for nothing else
+	if s.conn.IsClosed() {
+		return nil
+	}
+	return errors.Join(s.report(ctx, false), hangUp(ctx, s.conn))
+}
+
+// read goes on until ctx ends, or the stream.
+func (s *stream) read(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if now := time.Now(); now.Sub(s.reported) >= statusInterval {
+			if now.Sub(s.heard) > silence {
+				return errors.Join(fmt.Errorf("%w for %s", ErrSilent, silence), hangUp(ctx, s.conn))
+			}
+			if err := s.report(ctx, now.Sub(s.heard) > silence/2); err != nil {
+				return err
+			}
+		}
+		if s.queue.isFull() {
+			s.awaitRoom(ctx)
+			continue
+		}
+		if err := s.receive(ctx); err != nil {
+			return err
+		}
+	}
+	return ctx.Err() //nolint:wrapcheck // nobody asks
+}
+
+// awaitRoom waits until there is room, or a report is due. What the server sends meanwhile, it has
+// sent when it is read.
+func (s *stream) awaitRoom(ctx context.Context) {
+	timer := time.NewTimer(time.Until(s.reported.Add(statusInterval)))
+	defer timer.Stop()
+	select {
+	case <-s.queue.emptied:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	s.heard = time.Now()
+}
+
+func (s *stream) report(_ context.Context, ask bool) error {
+	s.reported = time.Now()
+	position := s.position()
+	// The bound of the write is the connection's: a server that reads nothing is silent as well.
+	if err := s.conn.Conn().SetWriteDeadline(s.reported.Add(silence)); err != nil {
+		return fmt.Errorf("wal: report: %w", err)
+	}
+	err := pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn, pglogrepl.StandbyStatusUpdate{
+		WALWritePosition: position, WALFlushPosition: position, WALApplyPosition: position, ReplyRequested: ask,
+	})
+	if err != nil {
+		return fmt.Errorf("wal: report: %w", err)
+	}
+	return nil
+}
+
+// receive waits for a message until a report is due.
+func (s *stream) receive(ctx context.Context) error {
+	ctx, cancel := context.WithDeadline(ctx, s.reported.Add(statusInterval))
+	defer cancel()
+	message, err := s.conn.ReceiveMessage(ctx)
+	if ctx.Err() != nil && pgconn.Timeout(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("wal: receive: %w", err)
+	}
+	s.heard = time.Now()
+	switch m := message.(type) {
+	case *pgproto3.CopyData:
+		return s.take(m.Data)
+	case *pgproto3.ErrorResponse:
+		return fmt.Errorf("wal: the server ends the stream: %w", pgconn.ErrorResponseToPgError(m))
+	case *pgproto3.CopyDone:
+		return errEnded
+	default: // notices, settings that have changed
+		return nil
+	}
+}
+
+var errEnded = errors.New("wal: the server has ended the stream")
+
+func (s *stream) take(data []byte) error {
+	if len(data) == 0 {
+		return fmt.Errorf("%w: an empty message", errProtocol)
+	}
+	switch data[0] {
+	case pglogrepl.PrimaryKeepaliveMessageByteID:
+		keepalive, err := pglogrepl.ParsePrimaryKeepaliveMessage(data[1:])
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		s.passed(keepalive.ServerWALEnd)
+		if keepalive.ReplyRequested {
+			s.reported = time.Time{}
+		}
+		return nil
+	case pglogrepl.XLogDataByteID:
+		part, err := pglogrepl.ParseXLogData(data[1:])
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		return s.decode(part.WALData)
+	default:
+		return fmt.Errorf("%w: a message of type %q", errProtocol, data[0])
+	}
+}
+
+var errProtocol = errors.New("wal: the server sent what is not to be understood")
+
+// decode takes what pgoutput says. What is no insert into the outbox concerns nobody.
+func (s *stream) decode(data []byte) error {
+	message, err := pglogrepl.Parse(data)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errProtocol, err)
+	}
+	switch m := message.(type) {
+	case *pglogrepl.BeginMessage:
+		s.at = m.FinalLSN
+		s.begin()
+	case *pglogrepl.CommitMessage:
+		s.commit(m.CommitLSN, m.TransactionEndLSN)
+	case *pglogrepl.RelationMessage:
+		return s.learn(m)
+	case *pglogrepl.InsertMessage:
+		if m.RelationID != s.outbox || s.layout == nil {
+			return nil
+		}
+		change, err := s.layout.change(m.Tuple)
+		if err != nil {
+			return err
+		}
+		change.Position = s.place(s.at)
+		s.queue.push(change)
+	}
+	return nil
+}
+
+// learn is told of each table before its first row, and when it has changed.
+func (s *stream) learn(m *pglogrepl.RelationMessage) (err error) {
+	if quote(m.Namespace)+"."+quote(m.RelationName) != s.schema.Outbox() {
+		return nil
+	}
+	s.outbox = m.RelationID
+	s.layout, err = layoutOf(m)
+	return err
+}
