@@ -14,8 +14,8 @@ const MaxLimit = math.MaxInt32 * time.Millisecond
 type Limits struct {
 	// Wait is how long the key is waited for while another open transaction holds it, or the
 	// table while it is locked; then the error wraps ErrBusy. It is rounded up to
-	// milliseconds. For what comes after, the
-	// transaction's lock_timeout is again what it was. Zero: that one holds for the key too.
+	// milliseconds. For what comes after, the transaction's lock_timeout is again what it
+	// was. Zero: that one holds for the key too.
 	Wait time.Duration
 	// Idle is how long Postgres waits for the next statement of the transaction from then on,
 	// if the session has no closer bound (idle_in_transaction_session_timeout): it frees the
