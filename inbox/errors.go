@@ -29,7 +29,9 @@ var (
 const (
 	// lockNotAvailable is that of a wait that lock_timeout ended.
 	lockNotAvailable = "55P03"
-	notNullViolation = "23502"
+	// untranslatableCharacter is what the function that records says of another encoding.
+	untranslatableCharacter = "22P05"
+	undefinedFunction       = "42883"
 )
 
 // hasSQLState reports whether err comes from Postgres with that code. The errors of

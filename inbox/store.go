@@ -37,10 +37,8 @@ type Store struct {
 }
 
 type statements struct {
-	insert       string
-	insertWithin string
-	findConflict string
-	deleteBatch  string
+	record      string
+	deleteBatch string
 }
 
 // NewStore returns a Store. It does not touch the database: the table comes from
@@ -49,21 +47,11 @@ func NewStore(cfg Config) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	table := cfg.Schema.Inbox()
-	into := `INSERT INTO ` + table + ` (consumer, event_id, digest) `
-	const (
-		values      = `CASE WHEN pg_catalog.pg_client_encoding() IN ('UTF8', 'SQL_ASCII') THEN $1::text END, $2::text, $3::bytea`
-		unlessThere = ` ON CONFLICT (consumer, event_id) DO NOTHING`
-	)
 	return &Store{config: cfg, statements: statements{
-		// A session of another encoding would turn both texts into other ones. NULL is
-		// refused instead.
-		insert:       into + `VALUES (` + values + `)` + unlessThere,
-		insertWithin: into + `VALUES (` + values + `)` + unlessThere + ` RETURNING ` + restoredWait,
-		// A stored NULL compares as "unknown": no conflict.
-		findConflict: `SELECT 1 FROM ` + table + `
-			WHERE consumer = $1::text AND event_id = $2::text AND digest <> $3::bytea`,
-		deleteBatch: deleteBatchStatement(table),
+		// The number of rows is all that outbox.Tx tells: none, one or two.
+		record: `SELECT FROM pg_catalog.generate_series(1, ` + cfg.Schema.RecordFunction() +
+			`($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.bytea, $4::pg_catalog.int4, $5::pg_catalog.int4))`,
+		deleteBatch: deleteBatchStatement(cfg.Schema.Inbox()),
 	}}, nil
 }
 
@@ -88,12 +76,10 @@ func (s *Store) Record(ctx context.Context, tx outbox.Tx, key Key) (fresh bool, 
 	if err := check(tx, key); err != nil {
 		return false, err
 	}
-	return s.record(ctx, tx, key, s.statements.insert)
+	return s.record(ctx, tx, key, nil, nil)
 }
 
 // RecordWithin is Record, and sets limits for tx before.
-//
-// Where the key is not fresh, tx is left with a lock_timeout of limits.Wait.
 func (s *Store) RecordWithin(ctx context.Context, tx outbox.Tx, key Key, limits Limits) (fresh bool, err error) {
 	if err := limits.Validate(); err != nil {
 		return false, err
@@ -101,21 +87,7 @@ func (s *Store) RecordWithin(ctx context.Context, tx outbox.Tx, key Key, limits 
 	if err := check(tx, key); err != nil {
 		return false, err
 	}
-	if _, err := tx.ExecContext(ctx, limits.statement()); err != nil {
-		return false, fmt.Errorf("inbox: set limits: %w", err)
-	}
-	return s.record(ctx, tx, key, s.statements.insertWithin)
-}
-
-func (s *Store) record(ctx context.Context, tx outbox.Tx, key Key, insert string) (fresh bool, err error) {
-	inserted, err := s.exec(ctx, tx, insert, key)
-	if err != nil {
-		return false, err
-	}
-	if inserted > 0 {
-		return true, nil
-	}
-	return false, s.compareContent(ctx, tx, key)
+	return s.record(ctx, tx, key, milliseconds(limits.Wait), milliseconds(limits.Idle))
 }
 
 func check(tx outbox.Tx, key Key) error {
@@ -134,40 +106,33 @@ func isNil(tx outbox.Tx) bool {
 	return value.Kind() == reflect.Pointer && value.IsNil()
 }
 
-// compareContent is a statement of its own so that it has a snapshot of its own: it
-// sees the key of a transaction that committed while the INSERT waited for it.
-func (s *Store) compareContent(ctx context.Context, tx outbox.Tx, key Key) error {
-	if s.digest(key) == nil {
-		return nil
-	}
-	conflicts, err := s.exec(ctx, tx, s.statements.findConflict, key)
+// record hands the limits to the function that records; nil has it leave all settings alone.
+func (s *Store) record(ctx context.Context, tx outbox.Tx, key Key, wait, idle any) (fresh bool, err error) {
+	result, err := tx.ExecContext(ctx, s.statements.record, key.Consumer, key.EventID, s.digest(key), wait, idle)
 	if err != nil {
-		return err
+		return false, s.explain(key, err)
 	}
-	if conflicts > 0 {
-		return fmt.Errorf("%w: consumer %q, event id %q", ErrIDReused, key.Consumer, key.EventID)
+	outcome, err := result.RowsAffected()
+	if err != nil {
+		return false, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), err)
 	}
-	return nil
+	const other = 2
+	if outcome == other {
+		return false, fmt.Errorf("%w: consumer %q, event id %q", ErrIDReused, key.Consumer, key.EventID)
+	}
+	return outcome == 1, nil
 }
 
-// exec returns how many rows the statement gave or wrote. That is what outbox.Tx
-// offers, for a SELECT as well.
-func (s *Store) exec(ctx context.Context, tx outbox.Tx, statement string, key Key) (int64, error) {
-	result, err := tx.ExecContext(ctx, statement, key.Consumer, key.EventID, s.digest(key))
-	if hasSQLState(err, lockNotAvailable) {
-		return 0, fmt.Errorf("%w: consumer %q, event id %q: %w", ErrBusy, key.Consumer, key.EventID, err)
+func (s *Store) explain(key Key, err error) error {
+	switch {
+	case hasSQLState(err, lockNotAvailable):
+		return fmt.Errorf("%w: consumer %q, event id %q: %w", ErrBusy, key.Consumer, key.EventID, err)
+	case hasSQLState(err, untranslatableCharacter):
+		return fmt.Errorf("%w: %w", ErrEncoding, err)
+	case hasSQLState(err, undefinedFunction):
+		err = fmt.Errorf("%w: %w", schema.ErrNotMigrated, err)
 	}
-	if hasSQLState(err, notNullViolation) {
-		return 0, fmt.Errorf("%w: %w", ErrEncoding, err)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), schema.Explain(err))
-	}
-	rows, err := result.RowsAffected()
-	if err != nil {
-		return 0, fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), err)
-	}
-	return rows, nil
+	return fmt.Errorf("inbox: record in %s: %w", s.config.Schema.Inbox(), schema.Explain(err))
 }
 
 // digest is what is stored and compared: nil, which is NULL, where content is not.

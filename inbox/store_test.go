@@ -256,6 +256,17 @@ func TestRecord_WithoutTransaction(t *testing.T) {
 	}
 }
 
+// As with a table from before the function.
+func TestRecord_WithoutItsFunctionSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	forEachDriver(t, func(t *testing.T, b *testBundle) {
+		_, err := b.db.ExecContext(t.Context(), `DROP FUNCTION IF EXISTS `+b.db.Schema.RecordFunction())
+		require.NoError(t, err)
+		_, err = b.store.Record(t.Context(), b.begin(t), paid("created"))
+		require.ErrorIs(t, err, schema.ErrNotMigrated)
+	})
+}
+
 func TestNewStore_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
 	_, err := inbox.NewStore(inbox.Config{Schema: schema.Postgres{InboxName: strings.Repeat("x", 64)}})
@@ -268,7 +279,7 @@ func (b *testBundle) requireWaiting(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var waiting int
 		err := b.db.QueryRowContext(t.Context(), `SELECT count(*) FROM pg_catalog.pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO%' || $1 || '%'`, b.db.Schema.Schema).Scan(&waiting)
+			WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0`, b.db.Schema.RecordFunction()).Scan(&waiting)
 		return err == nil && waiting > 0
 	}, wait, tick)
 }

@@ -128,13 +128,13 @@ func (b *testBundle) counts(t *testing.T) counts {
 	return c
 }
 
-// requireWaiting returns once an INSERT into this test's inbox waits for a lock.
+// requireWaiting returns once somebody who records in this test's inbox waits for a lock.
 func (b *testBundle) requireWaiting(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		var waiting int
 		err := b.db.QueryRowContext(t.Context(), `SELECT count(*) FROM pg_catalog.pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO%' || $1 || '%'`, b.db.Schema.Schema).Scan(&waiting)
+			WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0`, b.db.Schema.RecordFunction()).Scan(&waiting)
 		return err == nil && waiting > 0
 	}, wait, tick)
 }

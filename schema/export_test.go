@@ -9,6 +9,15 @@ import (
 
 // MigrateTo makes the tables of an earlier version of the outbox.
 func (s Postgres) MigrateTo(ctx context.Context, db *sql.DB, version int) error {
+	return s.migrateTo(ctx, db, s.components()[0], version)
+}
+
+// MigrateInboxTo makes the table of an earlier version of the inbox.
+func (s Postgres) MigrateInboxTo(ctx context.Context, db *sql.DB, version int) error {
+	return s.migrateTo(ctx, db, s.components()[1], version)
+}
+
+func (s Postgres) migrateTo(ctx context.Context, db *sql.DB, c component, version int) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -20,7 +29,7 @@ func (s Postgres) MigrateTo(ctx context.Context, db *sql.DB, version int) error 
 	if err := s.ensureMigrationsTable(ctx, tx); err != nil {
 		return err
 	}
-	files, err := migrationsOf("outbox")
+	files, err := migrationsOf(c.kind)
 	if err != nil {
 		return err
 	}
@@ -32,8 +41,8 @@ func (s Postgres) MigrateTo(ctx context.Context, db *sql.DB, version int) error 
 			return err
 		}
 	}
-	_, err = tx.ExecContext(ctx, `INSERT INTO `+s.qualified(migrationsTable)+` (table_name, kind, version) VALUES ($1, 'outbox', $2)`,
-		s.withDefaults().Name, version)
+	_, err = tx.ExecContext(ctx, `INSERT INTO `+s.qualified(migrationsTable)+` (table_name, kind, version) VALUES ($1, $2, $3)`,
+		c.table, c.kind, version)
 	if err != nil {
 		return err
 	}

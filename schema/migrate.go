@@ -302,6 +302,7 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 		"BlockedIndex":          quote(s.blockedIndexName()),
 		"DeadAtIndex":           quote(s.deadAtIndexName()),
 		"RetentionIndex":        quote(s.retentionIndexName()),
+		"RecordFunction":        s.RecordFunction(),
 		"WakeUpFunction":        s.wakeUpFunction(),
 		"WakeUpTrigger":         quote(WakeUpTrigger),
 		"WakeUpLock":            s.wakeUpArguments(),

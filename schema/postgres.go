@@ -95,6 +95,14 @@ func (s Postgres) Absences() string { return s.qualified(s.absencesName()) }
 // Inbox is the inbox table, qualified and quoted for use in SQL.
 func (s Postgres) Inbox() string { return s.qualified(s.withDefaults().InboxName) }
 
+// RecordFunction is the function by which the inbox records a key, qualified and quoted for use in
+// SQL. Consumers need EXECUTE on it, which Postgres grants to PUBLIC by default. It has a name that
+// nobody else gives: it outlives its table, and is replaced.
+func (s Postgres) RecordFunction() string {
+	s = s.withDefaults()
+	return s.qualified(fmt.Sprint("watermill_outbox_record_", int32(lockKey("record", s.Schema, s.InboxName)&0x7fffffff)))
+}
+
 // LockBase is the first of the 65,536 consecutive advisory lock keys (the bigint
 // kind) that this outbox uses: LockBase plus the number of a lane is held while a
 // forwarder publishes from that lane. Code that takes advisory locks of its own in

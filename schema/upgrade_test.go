@@ -103,3 +103,26 @@ func text(t *testing.T, db *sql.DB, s schema.Postgres, query string) (found stri
 	require.NoError(t, db.QueryRowContext(t.Context(), named(s, query)).Scan(&found), query)
 	return found
 }
+
+// Keys of the first version are there for the function that records.
+func TestUpgradeKeepsTheKeysOfTheInbox(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"inbox", strings.Repeat(`Ö'"`, 12), "$$ %s \\"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.NewEmpty(t)
+			s := schema.Postgres{Schema: db.Schema.Schema, InboxName: name}
+			require.NoError(t, s.MigrateInboxTo(t.Context(), db.DB, 1))
+			run(t, db.DB, s, `INSERT INTO `+s.Inbox()+` (consumer, event_id, digest) VALUES ('payments', 'known', 'a'), ('payments', 'no digest', NULL)`)
+			require.NoError(t, s.Migrate(t.Context(), db.DB))
+			record := func(id, digest string) string {
+				return text(t, db.DB, s, `SELECT `+s.RecordFunction()+`('payments', '`+id+`', '`+digest+`', NULL, NULL)::text`)
+			}
+			require.Equal(t, "0", record("known", "a"))
+			require.Equal(t, "2", record("known", "b"))
+			require.Equal(t, "0", record("no digest", "b"))
+			require.Equal(t, "1", record("new", "a"))
+			require.Equal(t, "0", record("new", "a"))
+		})
+	}
+}
