@@ -5,6 +5,7 @@ import (
 	"crypto/md5" //nolint:gosec // what the table's unit_hash is made of
 	"database/sql"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,24 +20,23 @@ import (
 
 // changesQueries claim rows that a stream has brought.
 type changesQueries struct {
-	lanes string
-	lock  string
-	park  string
+	lanes    string
+	snapshot string
+	lock     string
+	park     string
 }
 
 func newChangesQueries(cfg Config) changesQueries {
 	outbox := cfg.Schema.Outbox()
-	lock := ` FOR UPDATE`
-	if cfg.Ordering == None {
-		lock = ` FOR UPDATE SKIP LOCKED`
-	}
 	return changesQueries{
 		// In the order of lanes, so that no two wait for each other.
-		lanes: fmt.Sprintf(`SELECT count(pg_advisory_xact_lock(%d::bigint + mine.lane)) FROM (
+		lanes: fmt.Sprintf(`SELECT count(pg_advisory_xact_lock(%d::bigint + mine.lane)), pg_current_snapshot()::text FROM (
 				SELECT DISTINCT hash & (s.lanes - 1) AS lane FROM %s AS s, unnest($1::integer[]) AS u (hash) ORDER BY 1 OFFSET 0
 			) AS mine`, cfg.Schema.LockBase(), cfg.Schema.Settings()),
+		snapshot: `SELECT pg_current_snapshot()::text`,
+		// What others have locked is waited for, without order too: they may leave it as it is.
 		lock: `SELECT seq, id, destination, attempts, last_error IS NULL FROM ` + outbox + `
-			WHERE seq = ANY ($1::bigint[]) AND published_at IS NULL AND next_attempt_at IS NULL` + lock,
+			WHERE seq = ANY ($1::bigint[]) AND published_at IS NULL AND next_attempt_at IS NULL ORDER BY seq FOR UPDATE`,
 		park: `UPDATE ` + outbox + ` SET next_attempt_at = clock_timestamp() WHERE seq = ANY ($1::bigint[])`,
 	}
 }
@@ -64,20 +64,25 @@ func unitHash(destination, key string) int64 {
 	return int64(int32(binary.BigEndian.Uint32(sum[:4]))) //nolint:gosec // its bits are meant
 }
 
+// errNotVisible says that a transaction is in the log, and not to be seen yet: a moment later it is,
+// or when the standbys have it for which commits wait.
+var errNotVisible = errors.New("forwarder: a transaction is not visible yet")
+
 // claimChanges locks the rows of changes that are still to be sent, and puts those aside that have to wait.
-// What it returns is in the order of the changes.
-func (c claimer) claimChanges(ctx context.Context, tx *sql.Tx, changed []row) (claim, error) {
+// What it returns is in the order of the changes. A row that is not there is gone: its transaction
+// was visible when a statement before had its snapshot.
+func (c claimer) claimChanges(ctx context.Context, tx *sql.Tx, changed []*change) (claim, error) {
 	hashes, seqs := make(pq.Int64Array, len(changed)), make(pq.Int64Array, len(changed))
 	for i, r := range changed {
 		hashes[i], seqs[i] = r.unitHash, r.seq
 	}
-	if c.config.Ordering == PerKey {
-		var locked int
-		if err := tx.QueryRowContext(ctx, c.changes.lanes, hashes).Scan(&locked); err != nil {
-			return claim{}, fmt.Errorf("lock lanes: %w", err)
-		}
-		if locked == 0 {
-			return claim{}, fmt.Errorf("lock lanes: %w: %s is empty", schema.ErrNotMigrated, c.config.Schema.Settings())
+	seen, err := c.lockLanesOf(ctx, tx, hashes)
+	if err != nil {
+		return claim{}, err
+	}
+	for i, r := range changed {
+		if (i == 0 || r.transaction != changed[i-1].transaction) && !seen.sees(r.transaction) {
+			return claim{}, errNotVisible
 		}
 	}
 	flowing, err := c.lockChanges(ctx, tx, changed, seqs)
@@ -96,7 +101,25 @@ func (c claimer) claimChanges(ctx context.Context, tx *sql.Tx, changed []row) (c
 	return claim{rows: flowing.rows, parked: len(flowing.held) + away}, err
 }
 
-func (c claimer) lockChanges(ctx context.Context, tx *sql.Tx, changed []row, seqs pq.Int64Array) (flowing flowRows, err error) {
+// lockLanesOf waits for the lanes of units, and returns its snapshot.
+func (c claimer) lockLanesOf(ctx context.Context, tx *sql.Tx, hashes pq.Int64Array) (seen snapshot, err error) {
+	if c.config.Ordering == None {
+		if err := tx.QueryRowContext(ctx, c.changes.snapshot).Scan(&seen); err != nil {
+			return snapshot{}, fmt.Errorf("read the snapshot: %w", err)
+		}
+		return seen, nil
+	}
+	var locked int
+	if err := tx.QueryRowContext(ctx, c.changes.lanes, hashes).Scan(&locked, &seen); err != nil {
+		return snapshot{}, fmt.Errorf("lock lanes: %w", err)
+	}
+	if locked == 0 {
+		return snapshot{}, fmt.Errorf("lock lanes: %w: %s is empty", schema.ErrNotMigrated, c.config.Schema.Settings())
+	}
+	return seen, nil
+}
+
+func (c claimer) lockChanges(ctx context.Context, tx *sql.Tx, changed []*change, seqs pq.Int64Array) (flowing flowRows, err error) {
 	there := map[int64]row{}
 	err = readAll(ctx, tx, c.changes.lock, func(rows *sql.Rows) error {
 		var r row
@@ -107,7 +130,8 @@ func (c claimer) lockChanges(ctx context.Context, tx *sql.Tx, changed []row, seq
 	if err != nil {
 		return flowRows{}, err
 	}
-	for _, r := range changed {
+	for _, changed := range changed {
+		r := changed.row
 		// After a TRUNCATE or a restore, another row may have its seq.
 		if now, isThere := there[r.seq]; isThere && now.id == r.id && now.outgoing.Destination == r.outgoing.Destination {
 			r.attempts, r.fresh = now.attempts, now.fresh && now.attempts == 0

@@ -112,7 +112,7 @@ func (f *feed) forward(ctx context.Context, stream Stream, lanes int) error {
 		parts := make([][]*change, len(queues))
 		all := make([]*change, len(changed))
 		for i, c := range changed {
-			all[i] = &change{row: rowOf(c), position: c.Position}
+			all[i] = &change{row: rowOf(c), position: c.Position, transaction: c.Transaction}
 			n := int(all[i].unitHash&int64(lanes-1)) % len(queues)
 			parts[n] = append(parts[n], all[i])
 		}

@@ -15,8 +15,9 @@ type progress struct {
 type change struct {
 	row
 
-	position Position
-	done     bool
+	position    Position
+	transaction uint32
+	done        bool
 }
 
 // add takes changes in their order, before any is done.

@@ -39,7 +39,10 @@ func (p Position) Before(q Position) bool {
 // Change is a row that a transaction has inserted into the outbox, as it was then.
 type Change struct {
 	Position Position
-	Seq      int64
+	// Transaction is the id of the row's transaction, the lower 32 bits of it. The log has a
+	// commit before other sessions see it.
+	Transaction uint32
+	Seq         int64
 	ID       string
 	// Destination and PartitionKey are the row's columns; an empty key stands for the ID.
 	Destination, PartitionKey string

@@ -24,9 +24,13 @@ func (s *streamer) run(ctx context.Context) error {
 	for s.await(ctx) {
 		began := time.Now()
 		batch := s.batch()
-		out, err := s.turn(ctx, claimOf(s.claimer, batch))
+		out, err := s.turn(ctx, func(ctx context.Context, tx *sql.Tx) (claim, error) { return s.claimer.claimChanges(ctx, tx, batch) })
 		if errors.Is(err, errUnanswered) {
 			return err
+		}
+		if errors.Is(err, errNotVisible) {
+			sleep(ctx, visibilityPoll, nil)
+			continue
 		}
 		if err == nil {
 			s.database.over()
@@ -42,13 +46,8 @@ func (s *streamer) run(ctx context.Context) error {
 	return nil
 }
 
-func claimOf(c claimer, batch []*change) claimFunc {
-	rows := make([]row, len(batch))
-	for i, changed := range batch {
-		rows[i] = changed.row
-	}
-	return func(ctx context.Context, tx *sql.Tx) (claim, error) { return c.claimChanges(ctx, tx, rows) }
-}
+// visibilityPoll is between two looks whether a transaction is visible.
+const visibilityPoll = time.Millisecond
 
 // await returns when something is pending, and takes what is there up to a batch; false: ctx has ended.
 func (s *streamer) await(ctx context.Context) bool {

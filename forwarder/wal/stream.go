@@ -43,6 +43,7 @@ type stream struct {
 	layout   layout
 	outbox   uint32
 	at       pglogrepl.LSN
+	xid      uint32
 }
 
 func newStream(conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN) *stream {
@@ -195,7 +196,7 @@ func (s *stream) decode(data []byte) error {
 	}
 	switch m := message.(type) {
 	case *pglogrepl.BeginMessage:
-		s.at = m.FinalLSN
+		s.at, s.xid = m.FinalLSN, m.Xid
 		s.begin()
 	case *pglogrepl.CommitMessage:
 		s.commit(m.CommitLSN, m.TransactionEndLSN)
@@ -209,7 +210,7 @@ func (s *stream) decode(data []byte) error {
 		if err != nil {
 			return err
 		}
-		change.Position = s.place(s.at)
+		change.Position, change.Transaction = s.place(s.at), s.xid
 		s.queue.push(change)
 	}
 	return nil

@@ -160,7 +160,7 @@ func TestSlowReaderOfALargeTransaction(t *testing.T) {
 		cfg.ReplicationDSN = testdb.WithSetting(t, cfg.ReplicationDSN, "wal_sender_timeout", "3s")
 	}))
 	exec(t, db, `INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload)
-		SELECT n::text, 'orders', repeat('x', 256) FROM generate_series(1, $1::integer) AS n ORDER BY n`, rows)
+		SELECT g.n::text, 'orders', repeat('x', 256) FROM generate_series(1, $1::integer) AS g (n) ORDER BY g.n`, rows)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	seen := 0

@@ -95,7 +95,7 @@ func TestFromTheWAL(t *testing.T) {
 		t.Helper()
 		run(t, b, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1, Forwarder: ledger.ForwarderConfig{Slot: fromWAL}})
 		report := run(t, b, ledger.Config{
-			Replicas: 3, Kills: 8, SelfKills: 2, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL},
+			Replicas: 3, Kills: 8, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL},
 		})
 		require.Positive(t, report.Crossings)
 	})
