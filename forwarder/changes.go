@@ -60,7 +60,7 @@ func rowOf(c Change) row {
 
 // unitHash is the table's column of that name.
 func unitHash(destination, key string) int64 {
-	sum := md5.Sum([]byte(destination + "\x1f" + key)) //nolint:gosec // it hides nothing
+	sum := md5.Sum([]byte(destination + "\x1f" + key))    //nolint:gosec // it hides nothing
 	return int64(int32(binary.BigEndian.Uint32(sum[:4]))) //nolint:gosec // its bits are meant
 }
 

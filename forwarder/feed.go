@@ -9,8 +9,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/lib/pq"
-
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // feed forwards what a Source brings. Each time that a stream is opened, the table is drained before
@@ -26,6 +24,8 @@ type feed struct {
 
 	restQuery  string
 	parkQuery  string
+	firstQuery string
+	leftQuery  string
 	newest     string
 	lanesQuery string
 }
@@ -39,13 +39,18 @@ func newFeed(source Source, newWorker func() *worker, logger watermill.LoggerAda
 	const inFlow = ` WHERE published_at IS NULL AND next_attempt_at IS NULL AND seq <= $1::bigint`
 	return &feed{
 		source: source, newWorker: newWorker, worker: w, logger: logger,
-		outage: &outage{what: "Source", logger: logger},
-		newest: `SELECT coalesce(max(seq), 0) FROM ` + outbox,
+		outage:    &outage{what: "Source", logger: logger},
+		newest:    `SELECT coalesce(max(seq), 0) FROM ` + outbox,
 		restQuery: `SELECT EXISTS (SELECT FROM ` + outbox + inFlow + ` AND destination <> ALL ($2::text[]))`,
 		parkQuery: `UPDATE ` + outbox + ` SET next_attempt_at = clock_timestamp() WHERE seq = ANY (ARRAY(
 			SELECT seq FROM ` + outbox + inFlow + ` AND destination = ANY ($2::text[])
 				AND (unit_hash & ($3::integer - 1)) = ANY ($4::integer[])
 			ORDER BY seq LIMIT $5::integer FOR UPDATE))`,
+		firstQuery: `SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, array(SELECT seq FROM ` + outbox + `
+			WHERE published_at IS NULL AND next_attempt_at IS NULL AND destination <> ALL ($1::text[])
+			ORDER BY seq LIMIT 100)::text`,
+		leftQuery: `SELECT EXISTS (SELECT FROM ` + outbox + `
+			WHERE published_at IS NULL AND next_attempt_at IS NULL AND destination <> ALL ($1::text[]) AND seq = ANY ($2::bigint[]))`,
 		lanesQuery: `SELECT lanes FROM ` + w.config.Schema.Settings(),
 	}
 }
@@ -58,6 +63,10 @@ func (f *feed) run(ctx context.Context) {
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errLeftBehind) { // somebody has changed them
+			f.logger.Info("Rows are left in the table that the stream has passed: the table is drained, and the stream begun anew", nil)
+			continue
 		}
 		if time.Since(began) > f.worker.config.RetryMax {
 			backOff.Reset()
@@ -101,6 +110,7 @@ func (f *feed) forward(ctx context.Context, stream Stream, lanes int) error {
 		s.streams = true
 		working.Go(func() { cancel(s.run(ctx)) })
 	}
+	working.Go(func() { cancel(f.lookBehind(ctx, stream)) })
 	defer working.Wait()
 	defer cancel(nil)
 	for {
@@ -134,12 +144,7 @@ func (f *feed) forward(ctx context.Context, stream Stream, lanes int) error {
 // are. What is committed meanwhile the stream has too.
 func (f *feed) drain(ctx context.Context) (lanes int, err error) {
 	var newest int64
-	read := func(query string, target any, args ...any) error {
-		ctx, cancel := context.WithTimeout(ctx, f.worker.config.DatabaseTimeout)
-		defer cancel()
-		return schema.Explain(f.worker.db.QueryRowContext(ctx, query, args...).Scan(target))
-	}
-	if err := errors.Join(read(f.lanesQuery, &lanes), read(f.newest, &newest)); err != nil {
+	if err := errors.Join(f.read(ctx, f.lanesQuery, nil, &lanes), f.read(ctx, f.newest, nil, &newest)); err != nil {
 		return 0, fmt.Errorf("look into the table: %w", err)
 	}
 	f.worker.claimer.marks.forget()
@@ -153,8 +158,8 @@ func (f *feed) drain(ctx context.Context) (lanes int, err error) {
 	}
 	for ctx.Err() == nil {
 		var rest bool
-		away := append(pq.StringArray{}, f.worker.claimer.marks.leftOut()...)
-		if err := read(f.restQuery, &rest, newest, away); err != nil {
+		away := f.away()
+		if err := f.read(ctx, f.restQuery, []any{newest, away}, &rest); err != nil {
 			return 0, fmt.Errorf("look for rows from before the stream: %w", err)
 		}
 		if !rest {

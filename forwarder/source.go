@@ -19,6 +19,9 @@ type Stream interface {
 	// Settled says that nothing up to a position, and with it, is needed again: each change was
 	// confirmed by its broker, or stays in the table for later.
 	Settled(upTo Position)
+	// Confirmed is the position in the write-ahead log up to which the stream has brought all
+	// that was committed, and all of that is settled.
+	Confirmed() uint64
 	// Close ends the stream, and tells the server what was settled. A stream that is not closed
 	// keeps a connection.
 	Close(ctx context.Context) error
@@ -43,7 +46,7 @@ type Change struct {
 	// commit before other sessions see it.
 	Transaction uint32
 	Seq         int64
-	ID       string
+	ID          string
 	// Destination and PartitionKey are the row's columns; an empty key stands for the ID.
 	Destination, PartitionKey string
 	Payload                   []byte

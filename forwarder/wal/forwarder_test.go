@@ -25,8 +25,10 @@ type broker struct {
 	took    int
 }
 
-func (b *broker) Publish(string, ...*message.Message) error { panic("the forwarder must use PublishBatch") }
-func (b *broker) Close() error                              { return nil }
+func (b *broker) Publish(string, ...*message.Message) error {
+	panic("the forwarder must use PublishBatch")
+}
+func (b *broker) Close() error { return nil }
 
 func (b *broker) PublishBatch(ctx context.Context, msgs []forwarder.Outgoing) []error {
 	return forwarder.Waves(ctx, msgs, func(_ context.Context, wave []forwarder.Outgoing) []error {
@@ -177,6 +179,33 @@ func TestDestinationThatIsAwayDoesNotStopTheStream(t *testing.T) {
 	require.Zero(t, count(t, db, db.Schema.DeadLetters()))
 }
 
+// What an operator has try again at once stands in the table as if it had never been tried, and the
+// stream does not bring it again.
+func TestRowThatAnOperatorChangesIsFound(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	b := broker{refused: map[string]bool{"a-1": true}}
+	source := newSource(t, db)
+	f, err := forwarder.New(db.DB, &b, forwarder.Config{Schema: db.Schema, Source: source, RetryInitial: time.Hour, RetryMax: time.Hour}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
+	insertKeyed(t, db, db, "orders", "b", "b")
+	end := position(t, db)
+	eventually(t, func() bool { return confirmedBehind(t, db, db.Schema.Schema, end) }) // so that it streams
+	insertKeyed(t, db, db, "orders", "a", ids("a", 2)...)
+	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()+` WHERE next_attempt_at IS NOT NULL`) == 2 })
+	b.set(func() { b.refused = nil })
+	exec(t, db, `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = NULL`)
+	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()) == 0 })
+	require.Equal(t, ids("a", 2), b.of("a"))
+}
+
 // Nothing is confirmed while the broker is away; then all comes, once.
 func TestBrokerThatIsAwayHoldsTheSlot(t *testing.T) {
 	t.Parallel()
@@ -190,7 +219,9 @@ func TestBrokerThatIsAwayHoldsTheSlot(t *testing.T) {
 	end := position(t, db)
 	require.Never(t, func() bool { return confirmedBehind(t, db, db.Schema.Schema, end) }, 1500*time.Millisecond, 50*time.Millisecond)
 	b.set(func() { b.gone = false })
-	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()) == 0 && confirmedBehind(t, db, db.Schema.Schema, end) })
+	eventually(t, func() bool {
+		return count(t, db, db.Schema.Outbox()) == 0 && confirmedBehind(t, db, db.Schema.Schema, end)
+	})
 	require.Equal(t, append([]string{"a-0"}, ids("a", 100)...), b.of("a"))
 }
 

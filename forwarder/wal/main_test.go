@@ -101,7 +101,7 @@ func confirmedBehind(t *testing.T, db *testdb.DB, slot, position string) bool {
 	t.Helper()
 	var behind bool
 	require.NoError(t, db.QueryRowContext(t.Context(),
-		`SELECT confirmed_flush_lsn >= $2::pg_lsn FROM pg_replication_slots WHERE slot_name = $1`, slot, position).Scan(&behind))
+		`SELECT coalesce((SELECT confirmed_flush_lsn >= $2::pg_lsn FROM pg_replication_slots WHERE slot_name = $1), false)`, slot, position).Scan(&behind))
 	return behind
 }
 

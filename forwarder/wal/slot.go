@@ -16,7 +16,9 @@ const (
 )
 
 // text is a string constant of any text in SQL.
-func text(s string) string { return `convert_from(decode('` + hex.EncodeToString([]byte(s)) + `', 'hex'), 'UTF8')` }
+func text(s string) string {
+	return `convert_from(decode('` + hex.EncodeToString([]byte(s)) + `', 'hex'), 'UTF8')`
+}
 
 // ensureSlot makes the slot if it is not there, or was lost, and returns the position that is
 // confirmed.

@@ -43,6 +43,8 @@ const (
 	// openTimeout bounds a statement while a stream is opened, but for the making of a slot,
 	// which waits for all transactions that write.
 	openTimeout = 10 * time.Second
+	// senderTimeout is how long the server waits for a report.
+	senderTimeout = "10s"
 )
 
 // Open checks the server, makes publication and slot where they are missing, and starts the stream.
@@ -76,7 +78,7 @@ func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
 	if err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(conn, s.config, from), nil
+	return newStream(ctx, conn, s.config, from), nil
 }
 
 func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
@@ -90,6 +92,9 @@ func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
 	config.RuntimeParams["client_encoding"] = "UTF8"
 	config.RuntimeParams["bytea_output"] = "hex"
 	config.RuntimeParams["search_path"] = "pg_catalog"
+	if config.RuntimeParams["wal_sender_timeout"] == "" { // after so long the slot of a host that is lost is free
+		config.RuntimeParams["wal_sender_timeout"] = senderTimeout
+	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if hasSQLState(err, insufficientPrivilege) {
 		return nil, fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err)
@@ -170,12 +175,13 @@ func queryWithoutLimit(ctx context.Context, conn *pgconn.PgConn, statement strin
 		return nil, err //nolint:wrapcheck // the callers say what it was for
 	}
 	for _, result := range results {
-		for _, columns := range result.Rows {
-			for _, column := range columns {
-				row = append(row, string(column))
-			}
-			return row, nil
+		if len(result.Rows) == 0 {
+			continue
 		}
+		for _, column := range result.Rows[0] {
+			row = append(row, string(column))
+		}
+		return row, nil
 	}
 	return nil, nil
 }
@@ -184,5 +190,5 @@ func queryWithoutLimit(ctx context.Context, conn *pgconn.PgConn, statement strin
 func quote(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
 
 // literal is a string constant, whatever standard_conforming_strings is. The replication commands, which have
-// no such setting, take no E'': there a backslash is itself.
+// no such setting, take no E”: there a backslash is itself.
 func literal(text string) string { return `'` + strings.ReplaceAll(text, `'`, `''`) + `'` }

@@ -26,10 +26,11 @@ const (
 // stream is read by a goroutine of its own, so that the server gets its reports whatever becomes of
 // what was read.
 type stream struct {
+	settled
+
 	conn   *pgconn.PgConn
 	schema schema.Postgres
 	queue  *queue
-	settled
 
 	// cancel ends the reader, done is closed when it has ended.
 	cancel context.CancelFunc
@@ -46,8 +47,8 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN) *stream {
-	ctx, cancel := context.WithCancel(context.Background()) // it ends with Close
+func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN) *stream {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), settled: settled{confirmed: from},
 		cancel: cancel, done: make(chan struct{}), heard: time.Now(),
@@ -70,6 +71,9 @@ func (s *stream) Next(ctx context.Context) ([]forwarder.Change, error) { return 
 
 // Settled says what is not needed again.
 func (s *stream) Settled(upTo forwarder.Position) { s.settle(upTo) }
+
+// Confirmed is the position up to which nothing is needed again.
+func (s *stream) Confirmed() uint64 { return uint64(s.position()) }
 
 // Close ends the stream.
 func (s *stream) Close(ctx context.Context) error { return s.close(ctx) }
@@ -118,14 +122,14 @@ func (s *stream) awaitRoom(ctx context.Context) {
 	s.heard = time.Now()
 }
 
-func (s *stream) report(_ context.Context, ask bool) error {
+func (s *stream) report(ctx context.Context, ask bool) error {
 	s.reported = time.Now()
 	position := s.position()
 	// The bound of the write is the connection's: a server that reads nothing is silent as well.
 	if err := s.conn.Conn().SetWriteDeadline(s.reported.Add(silence)); err != nil {
 		return fmt.Errorf("wal: report: %w", err)
 	}
-	err := pglogrepl.SendStandbyStatusUpdate(context.Background(), s.conn, pglogrepl.StandbyStatusUpdate{
+	err := pglogrepl.SendStandbyStatusUpdate(ctx, s.conn, pglogrepl.StandbyStatusUpdate{
 		WALWritePosition: position, WALFlushPosition: position, WALApplyPosition: position, ReplyRequested: ask,
 	})
 	if err != nil {
