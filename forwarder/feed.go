@@ -55,7 +55,7 @@ func newFeed(source Source, newWorker func() *worker, logger watermill.LoggerAda
 	}
 }
 
-// run goes on with another stream where one ends, until ctx does.
+// run goes on with another stream where one ends, until ctx does. While there is none, the table is read.
 func (f *feed) run(ctx context.Context) {
 	backOff := f.worker.config.newBackOff()
 	for ctx.Err() == nil {
@@ -64,16 +64,16 @@ func (f *feed) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, errLeftBehind) { // somebody has changed them
-			f.logger.Info("Rows are left in the table that the stream has passed: the table is drained, and the stream begun anew", nil)
+		if errors.Is(err, errLeftBehind) || errors.Is(err, errLocked) {
+			f.logger.Info("Table is drained, and the stream begun anew", watermill.LogFields{"reason": err.Error()})
 			continue
 		}
 		if time.Since(began) > f.worker.config.RetryMax {
 			backOff.Reset()
 		}
 		wait := f.worker.config.next(backOff)
-		f.outage.note("Stream of changes has ended, another one is opened", err, wait, began)
-		sleep(ctx, wait, nil)
+		f.outage.note("Stream of changes has ended, the table is read until another one is open", err, wait, began)
+		f.readTable(ctx, wait)
 	}
 }
 
@@ -147,15 +147,7 @@ func (f *feed) drain(ctx context.Context) (lanes int, err error) {
 	if err := errors.Join(f.read(ctx, f.lanesQuery, nil, &lanes), f.read(ctx, f.newest, nil, &newest)); err != nil {
 		return 0, fmt.Errorf("look into the table: %w", err)
 	}
-	f.worker.claimer.marks.forget()
-	working, stop := context.WithCancel(ctx)
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer stop()
-	for range f.worker.config.Workers {
-		w := f.newWorker()
-		workers.Go(func() { w.run(working) })
-	}
+	defer f.startWorkers(ctx)()
 	for ctx.Err() == nil {
 		var rest bool
 		away := f.away()
@@ -173,6 +165,26 @@ func (f *feed) drain(ctx context.Context) (lanes int, err error) {
 		sleep(ctx, drainPoll, nil)
 	}
 	return 0, ctx.Err()
+}
+
+func (f *feed) readTable(ctx context.Context, last time.Duration) {
+	defer f.startWorkers(ctx)()
+	sleep(ctx, last, nil)
+}
+
+// startWorkers has workers read the table until stop is called, which waits for them.
+func (f *feed) startWorkers(ctx context.Context) (stop func()) {
+	f.worker.claimer.marks.forget()
+	ctx, cancel := context.WithCancel(ctx)
+	var workers sync.WaitGroup
+	for range f.worker.config.Workers {
+		w := f.newWorker()
+		workers.Go(func() { w.run(ctx) })
+	}
+	return func() {
+		cancel()
+		workers.Wait()
+	}
 }
 
 // parkAway has rows wait whose destinations are away, as far as nobody else holds their lanes, and

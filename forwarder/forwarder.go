@@ -88,7 +88,8 @@ func New(db *sql.DB, pub message.Publisher, cfg Config, logger watermill.LoggerA
 // or of another version (schema.ErrNotMigrated, schema.ErrIncomplete,
 // schema.ErrNewerSchema), the database or the sequence is not fit (schema.ErrNotUTF8,
 // schema.ErrSequenceCache), the driver's settings do not go with a pooler
-// (schema.ErrPreparedStatement), or Run was called before (ErrAlreadyRun).
+// (schema.ErrPreparedStatement), the Source cannot work (ErrUnfitSource), or Run was called before
+// (ErrAlreadyRun).
 func (f *Forwarder) Run(ctx context.Context) error {
 	if !f.started.CompareAndSwap(false, true) {
 		return ErrAlreadyRun
@@ -289,6 +290,11 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 	if err := f.config.Schema.Check(ctx, f.db); err != nil {
 		return 0, err //nolint:wrapcheck // waitForDatabase wraps it
 	}
+	if f.config.Source != nil {
+		if err := f.config.Source.Check(ctx); err != nil {
+			return 0, fmt.Errorf("source: %w", err)
+		}
+	}
 	text, err := f.readVersion(ctx)
 	if err != nil {
 		return 0, err
@@ -330,6 +336,7 @@ func isUnfit(err error) bool {
 	for _, reason := range []error{
 		schema.ErrInvalidName, schema.ErrNotUTF8, schema.ErrNotMigrated, schema.ErrNewerSchema,
 		schema.ErrForeignTable, schema.ErrIncomplete, schema.ErrSequenceCache, schema.ErrPreparedStatement,
+		ErrUnfitSource,
 	} {
 		if errors.Is(err, reason) {
 			return true

@@ -19,14 +19,14 @@ func TestSnapshotSeesWhatHasCommitted(t *testing.T) {
 	for _, driver := range []string{"postgres", "pgx"} {
 		var s snapshot
 		require.NoError(t, testdb.Open(t, driver, db.DSN).QueryRowContext(t.Context(), `SELECT pg_current_snapshot()::text`).Scan(&s))
-		require.False(t, s.sees(uint32(id))) //nolint:gosec // the lower half
+		require.False(t, s.sees(uint32(id)))
 		require.False(t, s.sees(s.xmax))
-		require.True(t, s.sees(uint32(id)-1000)) //nolint:gosec // the lower half
+		require.True(t, s.sees(uint32(id)-1000))
 	}
 	require.NoError(t, tx.Commit())
 	var s snapshot
 	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT pg_current_snapshot()::text`).Scan(&s))
-	require.True(t, s.sees(uint32(id))) //nolint:gosec // the lower half
+	require.True(t, s.sees(uint32(id)))
 }
 
 func TestSnapshotOfManyTransactions(t *testing.T) {
@@ -38,7 +38,7 @@ func TestSnapshotOfManyTransactions(t *testing.T) {
 		4294967289: true, 4294967290: false, 4294967291: true, 4294967295: false,
 		round: true, round + 1: false, round + 3: true, round + 4: false, round + 1000: false,
 	} {
-		require.Equal(t, want, s.sees(uint32(id)), id) //nolint:gosec // the lower half
+		require.Equal(t, want, s.sees(uint32(id)), id)
 	}
 	for _, wrong := range []any{"", "1:2", "a:b:c", "1:2:x", 7, nil} {
 		require.ErrorIs(t, new(snapshot).Scan(wrong), errSnapshot)

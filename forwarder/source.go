@@ -1,12 +1,21 @@
 package forwarder
 
-import "context"
+import (
+	"context"
+	"errors"
+)
+
+// ErrUnfitSource says that a Source cannot work until somebody has changed something: the error that wraps
+// it says what.
+var ErrUnfitSource = errors.New("forwarder: the source cannot work")
 
 // Source is where a forwarder takes new rows from, in place of looking for them in the table. The
 // package wal has one. It is safe for concurrent use.
 type Source interface {
-	// Open begins to read. It waits while another replica does, until ctx ends. Its errors say
-	// what is missing, and how to mend it.
+	// Check says what is missing at the server, and how to mend it. Errors that waiting does
+	// not mend wrap ErrUnfitSource.
+	Check(ctx context.Context) error
+	// Open begins to read. It waits while another replica does, until ctx ends.
 	Open(ctx context.Context) (Stream, error)
 }
 

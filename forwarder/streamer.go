@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -17,8 +18,11 @@ type streamer struct {
 	pending []*change
 }
 
+// errLocked has the table drained, until the stream can go on.
+var errLocked = errors.New("forwarder: somebody has locked rows for long that the stream has brought")
+
 // run works until ctx ends. What is pending then comes again with the next stream. An error says that
-// the database does not answer: then this worker may still be at it.
+// it cannot go on; if the database does not answer, it may still be at it.
 func (s *streamer) run(ctx context.Context) error {
 	backOff := s.config.newBackOff()
 	for s.await(ctx) {
@@ -27,6 +31,9 @@ func (s *streamer) run(ctx context.Context) error {
 		out, err := s.turn(ctx, func(ctx context.Context, tx *sql.Tx) (claim, error) { return s.claimer.claimChanges(ctx, tx, batch) })
 		if errors.Is(err, errUnanswered) {
 			return err
+		}
+		if hasSQLState(err, lockNotAvailable) { // who reads the table passes by what is locked
+			return fmt.Errorf("%w: %w", errLocked, err)
 		}
 		if errors.Is(err, errNotVisible) {
 			sleep(ctx, visibilityPoll, nil)

@@ -38,6 +38,7 @@ const (
 	duplicateObject       = "42710"
 	configurationLimit    = "53400"
 	objectInUse           = "55006"
+	undefinedObject       = "42704"
 )
 
 func hasSQLState(err error, code string) bool {

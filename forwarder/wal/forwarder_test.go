@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-outbox/outbox/forwarder"
+	"github.com/watermill-outbox/outbox/forwarder/wal"
 	"github.com/watermill-outbox/outbox/internal/testdb"
 )
 
@@ -204,6 +205,87 @@ func TestRowThatAnOperatorChangesIsFound(t *testing.T) {
 	exec(t, db, `UPDATE `+db.Schema.Outbox()+` SET next_attempt_at = NULL`)
 	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()) == 0 })
 	require.Equal(t, ids("a", 2), b.of("a"))
+}
+
+// A row that an operator has locked holds up its own unit, and neither the others nor its own for ever.
+func TestLockedRowHoldsUpItsUnitOnly(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var b broker
+	f, err := forwarder.New(db.DB, &b, forwarder.Config{Schema: db.Schema, Source: newSource(t, db), DatabaseTimeout: time.Second}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
+	insertKeyed(t, db, db, "orders", "b", "b")
+	end := position(t, db)
+	eventually(t, func() bool { return confirmedBehind(t, db, db.Schema.Schema, end) }) // so that it streams
+
+	b.set(func() { b.gone = true })
+	insertKeyed(t, db, db, "orders", "locked", ids("locked", 3)...)
+	operator := begin(t, db)
+	exec(t, operator, `SELECT FROM `+db.Schema.Outbox()+` WHERE id = 'locked-1' FOR UPDATE`)
+	b.set(func() { b.gone = false })
+	for n := range 50 {
+		insertKeyed(t, db, db, "orders", fmt.Sprint("key-", n), "other")
+	}
+	eventually(t, func() bool { return b.all() >= 51 })
+	require.Empty(t, b.of("locked"))
+	require.NoError(t, operator.Rollback())
+	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()) == 0 })
+	require.Equal(t, ids("locked", 3), b.of("locked"))
+}
+
+func TestForwarderDoesNotStartWhereItCannotStream(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	f, err := forwarder.New(db.DB, &broker{}, forwarder.Config{Schema: db.Schema, Source: newSource(t, db, func(cfg *wal.Config) {
+		cfg.AcceptUnboundedWAL = false
+	})}, nil)
+	require.NoError(t, err)
+	err = f.Run(t.Context())
+	require.ErrorIs(t, err, forwarder.ErrUnfitSource)
+	require.ErrorIs(t, err, wal.ErrUnboundedWAL)
+}
+
+// Where the log cannot be read for a while, the table is.
+func TestTableIsReadWhileThereIsNoStream(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var b broker
+	start(t, db, &b, newSource(t, db))
+	insertKeyed(t, db, db, "orders", "a", "a-1")
+	eventually(t, func() bool { return b.all() == 1 })
+	exec(t, db, `ALTER PUBLICATION `+db.Schema.Schema+` DROP TABLE `+db.Schema.Outbox())
+	exec(t, db, `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, db.Schema.Schema)
+	insertKeyed(t, db, db, "orders", "a", "a-2", "a-3")
+	eventually(t, func() bool { return b.all() == 3 })
+	exec(t, db, `ALTER PUBLICATION `+db.Schema.Schema+` ADD TABLE `+db.Schema.Outbox())
+	insertKeyed(t, db, db, "orders", "a", "a-4")
+	eventually(t, func() bool { return b.all() == 4 })
+	require.Equal(t, ids("a", 4), b.of("a"))
+}
+
+// Postgres cannot read the log of a time without the publication, and a slot that stands before it
+// would keep the log for ever.
+func TestPublicationThatWasDropped(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var b broker
+	start(t, db, &b, newSource(t, db))
+	insertKeyed(t, db, db, "orders", "a", "a-1")
+	eventually(t, func() bool { return b.all() == 1 })
+	exec(t, db, `DROP PUBLICATION `+db.Schema.Schema)
+	insertKeyed(t, db, db, "orders", "a", "a-2")
+	eventually(t, func() bool { return b.all() == 2 })
+	insertKeyed(t, db, db, "orders", "a", "a-3")
+	end := position(t, db)
+	eventually(t, func() bool { return b.all() == 3 && confirmedBehind(t, db, db.Schema.Schema, end) })
+	require.Equal(t, ids("a", 3), b.of("a"))
 }
 
 // Nothing is confirmed while the broker is away; then all comes, once.

@@ -20,7 +20,8 @@ func text(s string) string {
 	return `convert_from(decode('` + hex.EncodeToString([]byte(s)) + `', 'hex'), 'UTF8')`
 }
 
-// ensureSlot makes the slot if it is not there, or was lost, and returns the position that is
+// ensureSlot makes the slot if it is not there, or of no use: since Postgres has given it up, which kept
+// too much of the log, or since the publication was not there at some time. It returns the position that is
 // confirmed.
 func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, version int) (pglogrepl.LSN, error) {
 	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, ''),
@@ -32,12 +33,12 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, version in
 		return s.createSlot(ctx, conn, version)
 	case row[0] != plugin || row[1] != "t":
 		return 0, fmt.Errorf("%w: %s", ErrForeignSlot, s.config.Slot)
-	case row[2] == lost:
-		s.logger.Error("Postgres has given up the slot, since it kept too much of the write-ahead log: it is made anew", nil,
-			watermill.LogFields{"slot": s.config.Slot})
+	case row[2] == lost || s.unreadable.Load():
+		s.logger.Error("The slot is of no use any more, it is made anew", nil, watermill.LogFields{"slot": s.config.Slot, "wal_status": row[2]})
 		if _, err := query(ctx, conn, `SELECT pg_drop_replication_slot(`+text(s.config.Slot)+`)`); err != nil {
-			return 0, fmt.Errorf("wal: drop the lost slot: %w", err)
+			return 0, fmt.Errorf("wal: drop the slot: %w", err)
 		}
+		s.unreadable.Store(false)
 		return s.createSlot(ctx, conn, version)
 	}
 	return parseLSN(row[3])

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -20,6 +21,8 @@ import (
 type Source struct {
 	config Config
 	logger watermill.LoggerAdapter
+	// unreadable says that the log cannot be read from where the slot stands.
+	unreadable atomic.Bool
 }
 
 var _ forwarder.Source = (*Source)(nil)
@@ -47,6 +50,28 @@ const (
 	senderTimeout = "10s"
 )
 
+// Check connects, and says what is missing. It makes the publication if that is missing, and no slot.
+func (s *Source) Check(ctx context.Context) error {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err = s.checkServer(ctx, conn); err == nil {
+		err = s.ensurePublication(ctx, conn)
+	}
+	return errors.Join(unfit(err), hangUp(ctx, conn))
+}
+
+// unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
+func unfit(err error) error {
+	for _, reason := range []error{ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL} {
+		if errors.Is(err, reason) {
+			return fmt.Errorf("%w: %w", forwarder.ErrUnfitSource, err)
+		}
+	}
+	return err
+}
+
 // Open checks the server, makes publication and slot where they are missing, and starts the stream.
 // It waits while another replica reads the slot, and for transactions that write while a slot is
 // made, until ctx ends. Errors wrap the sentinels of this package, or come from the database.
@@ -54,7 +79,7 @@ func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 	for said := false; ; {
 		stream, err := s.open(ctx)
 		if !hasSQLState(err, objectInUse) && !hasSQLState(err, duplicateObject) { // or made it just now
-			return stream, err
+			return stream, unfit(err)
 		}
 		if !said {
 			s.logger.Info("Another replica reads the slot, this one stands by", watermill.LogFields{"slot": s.config.Slot})
@@ -78,7 +103,15 @@ func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
 	if err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(ctx, conn, s.config, from), nil
+	return newStream(ctx, conn, s.config, from, s.ended), nil
+}
+
+// ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
+// where it was not there, it never gets past that.
+func (s *Source) ended(err error) {
+	if hasSQLState(err, undefinedObject) {
+		s.unreadable.Store(true)
+	}
 }
 
 func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
@@ -92,13 +125,13 @@ func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
 	config.RuntimeParams["client_encoding"] = "UTF8"
 	config.RuntimeParams["bytea_output"] = "hex"
 	config.RuntimeParams["search_path"] = "pg_catalog"
-	config.RuntimeParams["statement_timeout"] = "0" // the stream is one statement
+	config.RuntimeParams["statement_timeout"] = "0"       // the stream is one statement
 	if config.RuntimeParams["wal_sender_timeout"] == "" { // after so long the slot of a host that is lost is free
 		config.RuntimeParams["wal_sender_timeout"] = senderTimeout
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if hasSQLState(err, insufficientPrivilege) {
-		return nil, fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err)
+		return nil, unfit(fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("wal: connect: %w", err)

@@ -47,7 +47,7 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN) *stream {
+func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN, ended func(error)) *stream {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), settled: settled{confirmed: from},
@@ -61,7 +61,9 @@ func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogr
 	}
 	go func() {
 		defer close(s.done)
-		s.queue.end(s.read(ctx))
+		err := s.read(ctx)
+		ended(err)
+		s.queue.end(err)
 	}()
 	return s
 }
