@@ -79,6 +79,9 @@ func (f *feed) run(ctx context.Context) {
 
 // follow forwards a stream until it ends.
 func (f *feed) follow(ctx context.Context) (err error) {
+	if err := f.prepare(ctx); err != nil {
+		return fmt.Errorf("prepare a stream: %w", err)
+	}
 	stream, err := f.source.Open(ctx)
 	if err != nil {
 		return fmt.Errorf("open a stream: %w", err)
@@ -165,6 +168,11 @@ func (f *feed) drain(ctx context.Context) (lanes int, err error) {
 		sleep(ctx, drainPoll, nil)
 	}
 	return 0, ctx.Err()
+}
+
+func (f *feed) prepare(ctx context.Context) error {
+	defer f.startWorkers(ctx)()
+	return f.source.Prepare(ctx) //nolint:wrapcheck // follow wraps it
 }
 
 func (f *feed) readTable(ctx context.Context, last time.Duration) {

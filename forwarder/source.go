@@ -15,6 +15,9 @@ type Source interface {
 	// Check says what is missing at the server, and how to mend it. Errors that waiting does
 	// not mend wrap ErrUnfitSource.
 	Check(ctx context.Context) error
+	// Prepare makes what a stream needs. That may take as long as the longest transaction that
+	// writes at this moment, until ctx ends; the table is read meanwhile.
+	Prepare(ctx context.Context) error
 	// Open begins to read. It waits while another replica does, until ctx ends.
 	Open(ctx context.Context) (Stream, error)
 }

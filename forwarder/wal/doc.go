@@ -11,12 +11,12 @@
 // # What it needs
 //
 // A direct connection (no pooler) to the primary, of a role with REPLICATION; wal_level=logical; and
-// a publication of the table's inserts, which Open makes if the role may.
+// a publication of the table's inserts, which is made if the role may.
 //
 // # What to know
 //
 // A slot keeps the write-ahead log from the position on that was confirmed last, whatever it takes
-// of the disk, also while no forwarder runs. So Open refuses to work with max_slot_wal_keep_size = -1,
+// of the disk, also while no forwarder runs. So the forwarder refuses to start with max_slot_wal_keep_size = -1,
 // unless Config.AcceptUnboundedWAL says that somebody watches it. A slot that Postgres has given up
 // (wal_status is lost) is made anew: nothing is lost by that, since the table is drained.
 package wal

@@ -129,6 +129,22 @@ func eventually(t *testing.T, condition func() bool) {
 	require.Eventually(t, condition, patience, 5*time.Millisecond)
 }
 
+// A slot waits for the transactions that write, however long they do; the forwarder does not.
+func TestTableIsReadWhileTheSlotWaits(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	var b broker
+	long := begin(t, db)
+	insertKeyed(t, db, long, "orders", "long", "long")
+	start(t, db, &b, newSource(t, db))
+	insertKeyed(t, db, db, "orders", "a", ids("a", 3)...)
+	eventually(t, func() bool { return len(b.of("a")) == 3 })
+	require.NoError(t, long.Commit())
+	requireStreaming(t, db)
+	eventually(t, func() bool { return len(b.of("long")) == 1 })
+	require.Equal(t, 5, b.all())
+}
+
 // What was there before the slot, what comes meanwhile and what comes after: each once, and in order.
 func TestForwarderOnTheWAL(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,8 @@ import (
 	"github.com/watermill-outbox/outbox/internal/testdb"
 )
 
-const patience = time.Minute
+// patience is longer than the longest transaction of other tests, for which a slot waits.
+const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -37,6 +38,7 @@ func open(t *testing.T, source *wal.Source) forwarder.Stream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	require.NoError(t, source.Prepare(ctx))
 	stream, err := source.Open(ctx)
 	require.NoError(t, err)
 	t.Cleanup(func() { closeStream(t, stream) })

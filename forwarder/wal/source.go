@@ -43,8 +43,7 @@ func New(cfg Config, logger watermill.LoggerAdapter) (*Source, error) {
 const (
 	// slotRetry is between two attempts to get a slot that somebody else reads.
 	slotRetry = 500 * time.Millisecond
-	// openTimeout bounds a statement while a stream is opened, but for the making of a slot,
-	// which waits for all transactions that write.
+	// openTimeout bounds a statement before the stream, but for the one that makes the slot.
 	openTimeout = 10 * time.Second
 	// senderTimeout is how long the server waits for a report.
 	senderTimeout = "10s"
@@ -52,14 +51,40 @@ const (
 
 // Check connects, and says what is missing. It makes the publication if that is missing, and no slot.
 func (s *Source) Check(ctx context.Context) error {
-	conn, err := s.connect(ctx)
+	conn, _, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err = s.checkServer(ctx, conn); err == nil {
-		err = s.ensurePublication(ctx, conn)
+	return hangUp(ctx, conn)
+}
+
+// Prepare makes the slot, where it is missing or of no use any more, and the publication. A slot waits
+// for all transactions of the server that write at this moment. Errors are those of Check, wrap
+// ErrForeignSlot or ErrNoFreeSlot, or come from the database.
+func (s *Source) Prepare(ctx context.Context) error {
+	conn, version, err := s.connectToFit(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.ensureSlot(ctx, conn, version)
+	if hasSQLState(err, objectInUse) || hasSQLState(err, duplicateObject) { // by another replica
+		err = nil
 	}
 	return errors.Join(unfit(err), hangUp(ctx, conn))
+}
+
+// connectToFit returns the server's version, too.
+func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, version int, err error) {
+	if conn, err = s.connect(ctx); err != nil {
+		return nil, 0, err
+	}
+	if version, err = s.checkServer(ctx, conn); err == nil {
+		err = s.ensurePublication(ctx, conn)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(unfit(err), hangUp(ctx, conn))
+	}
+	return conn, version, nil
 }
 
 // unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
@@ -72,14 +97,13 @@ func unfit(err error) error {
 	return err
 }
 
-// Open checks the server, makes publication and slot where they are missing, and starts the stream.
-// It waits while another replica reads the slot, and for transactions that write while a slot is
-// made, until ctx ends. Errors wrap the sentinels of this package, or come from the database.
+// Open starts the stream. It waits while another replica reads the slot, until ctx ends. Errors are
+// those of Check, wrap ErrNoSlot, or come from the database.
 func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 	for said := false; ; {
 		stream, err := s.open(ctx)
-		if !hasSQLState(err, objectInUse) && !hasSQLState(err, duplicateObject) { // or made it just now
-			return stream, unfit(err)
+		if !hasSQLState(err, objectInUse) {
+			return stream, err
 		}
 		if !said {
 			s.logger.Info("Another replica reads the slot, this one stands by", watermill.LogFields{"slot": s.config.Slot})
@@ -95,11 +119,11 @@ func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 
 // open returns an untyped nil with an error.
 func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
-	conn, err := s.connect(ctx)
+	conn, version, err := s.connectToFit(ctx)
 	if err != nil {
 		return nil, err
 	}
-	from, err := s.prepare(ctx, conn)
+	from, err := s.start(ctx, conn, version)
 	if err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
@@ -148,16 +172,9 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// prepare starts the stream on conn, and returns the position that is confirmed.
-func (s *Source) prepare(ctx context.Context, conn *pgconn.PgConn) (pglogrepl.LSN, error) {
-	version, err := s.checkServer(ctx, conn)
-	if err != nil {
-		return 0, err
-	}
-	if err := s.ensurePublication(ctx, conn); err != nil {
-		return 0, err
-	}
-	from, err := s.ensureSlot(ctx, conn, version)
+// start starts the stream on conn, and returns the position that is confirmed.
+func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, version int) (pglogrepl.LSN, error) {
+	from, err := s.confirmed(ctx, conn)
 	if err != nil {
 		return 0, err
 	}

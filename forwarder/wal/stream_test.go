@@ -232,7 +232,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	db := testdb.New(t)
 	fails := func(t *testing.T, db *testdb.DB, want error, text string, options ...option) {
 		t.Helper()
-		_, err := newSource(t, db, options...).Open(t.Context())
+		err := newSource(t, db, options...).Prepare(t.Context())
 		require.ErrorIs(t, err, want)
 		require.ErrorContains(t, err, text)
 	}
@@ -263,7 +263,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		db := testdb.New(t)
 		source := newSource(t, db)
 		exec(t, db, `CREATE PUBLICATION `+db.Schema.Schema+` FOR TABLE `+db.Schema.Outbox()+` WITH (publish = 'update')`)
-		_, err := source.Open(t.Context())
+		err := source.Prepare(t.Context())
 		require.ErrorIs(t, err, wal.ErrNoPublication)
 		require.ErrorContains(t, err, `SET (publish = 'insert')`)
 	})
@@ -272,7 +272,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		db := testdb.New(t)
 		source := newSource(t, db)
 		exec(t, db, `CREATE PUBLICATION `+db.Schema.Schema)
-		_, err := source.Open(t.Context())
+		err := source.Prepare(t.Context())
 		require.ErrorIs(t, err, wal.ErrNoPublication)
 		require.ErrorContains(t, err, `ADD TABLE `+db.Schema.Outbox())
 	})
@@ -281,7 +281,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		db := testdb.New(t)
 		source := newSource(t, db)
 		exec(t, db, `SELECT pg_create_physical_replication_slot($1)`, db.Schema.Schema)
-		_, err := source.Open(t.Context())
+		err := source.Prepare(t.Context())
 		require.ErrorIs(t, err, wal.ErrForeignSlot)
 	})
 }
