@@ -21,7 +21,7 @@ type Config struct {
 	// Schema names the outbox table. Default: public.outbox.
 	Schema schema.Postgres
 	// ReplicationDSN leads to the primary, without a pooler between, as a role with
-	// REPLICATION: a URL, or key=value. Open makes one connection with it.
+	// REPLICATION: a URL, or key=value. A replica has one connection with it.
 	ReplicationDSN string
 	// Slot is the replication slot: lower case letters, digits and _, at most 63. All
 	// replicas of a forwarder have the same, and one of them reads it. It is made if it is
@@ -33,7 +33,7 @@ type Config struct {
 	// QueueBytes is about how much is read ahead; beyond it, the server has to wait. A single
 	// row may be larger. Default: 16 MiB.
 	QueueBytes int
-	// AcceptUnboundedWAL has Open go on where max_slot_wal_keep_size is -1. Then nothing keeps
+	// AcceptUnboundedWAL has it work where max_slot_wal_keep_size is -1. Then nothing keeps
 	// the slot from filling the primary's disk while no forwarder runs, or a broker is away.
 	// Default: false.
 	AcceptUnboundedWAL bool

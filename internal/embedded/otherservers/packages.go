@@ -12,7 +12,9 @@ import (
 const module = "github.com/watermill-outbox/outbox"
 
 // databasePart are the packages, "" the root, whose tests are about the database.
-var databasePart = []string{"", "/forwarder", "/forwarder/wal", "/inbox", "/internal/sqlsuite", "/internal/testdb", "/middleware", "/pgxtx", "/schema"}
+var databasePart = []string{
+	"", "/forwarder", "/forwarder/wal", "/inbox", "/internal/sqlsuite", "/internal/testdb", "/middleware", "/pgxtx", "/schema",
+}
 
 // otherPart are those that need one for what they test: brokers, whole services, a
 // pooler, the scripts.
