@@ -157,17 +157,6 @@ func (w *worker) claim(ctx context.Context, tx *sql.Tx) (claim, error) {
 	return taken, err
 }
 
-// claimDue claims rows that are due, and no others.
-func (w *worker) claimDue(ctx context.Context, tx *sql.Tx) (claim, error) {
-	ask := w.nextRequest(time.Now())
-	ask.waiting, ask.onlyWaiting = true, true
-	taken, err := w.claimer.claim(ctx, tx, ask)
-	if hasSQLState(err, lockNotAvailable) {
-		w.passUntil = time.Now().Add(w.config.RetryMax)
-	}
-	return taken, err
-}
-
 // dueInterval is how often rows that wait are looked for.
 const dueInterval = 50 * time.Millisecond
 

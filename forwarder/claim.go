@@ -58,7 +58,7 @@ type request struct {
 	passing bool
 	// tried are the hashes of units that it leaves out.
 	tried pq.Int64Array
-	// hot are lanes that it leaves out, or the only ones that it takes.
+	// hot are lanes that it leaves out, or the only ones that it takes: hot ones, and others.
 	hot     pq.Int64Array
 	onlyHot bool
 }

@@ -2,24 +2,34 @@ package forwarder
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"time"
 
 	"github.com/lib/pq"
 )
 
 // parked is a worker that forwards rows which have waited and are due, and no others: where a Source
-// brings those.
+// brings those. It takes only lanes in which there are some, since the stream waits for them
+// meanwhile.
 type parked struct {
 	*worker
 
 	query string
+	lanes pq.Int64Array
 }
 
+// newParked asks for the lanes of the $2 rows that have been due for longest, to destinations that are
+// not among $1.
 func newParked(w *worker) *parked {
-	return &parked{worker: w, query: `SELECT EXISTS (SELECT FROM ` + w.config.Schema.Outbox() + `
-		WHERE next_attempt_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
-			AND next_attempt_at OPERATOR(pg_catalog.<) 'infinity'::pg_catalog.timestamptz
-			AND destination OPERATOR(pg_catalog.<>) ALL ($1::pg_catalog.text[]))`}
+	return &parked{worker: w, query: `SELECT array(SELECT DISTINCT due.unit_hash OPERATOR(pg_catalog.&) (s.lanes OPERATOR(pg_catalog.-) 1)
+		FROM ` + w.config.Schema.Settings() + ` AS s, (
+			SELECT unit_hash FROM ` + w.config.Schema.Outbox() + `
+			WHERE next_attempt_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
+				AND next_attempt_at OPERATOR(pg_catalog.<) 'infinity'::pg_catalog.timestamptz
+				AND destination OPERATOR(pg_catalog.<>) ALL ($1::pg_catalog.text[])
+			ORDER BY next_attempt_at LIMIT $2::pg_catalog.int4
+		) AS due)::pg_catalog.text`}
 }
 
 // run looks every PollInterval, and as long as it finds something.
@@ -28,9 +38,13 @@ func (p *parked) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		var out outcome
-		some, err := p.look(ctx)
-		if err == nil && some {
+		err := p.look(ctx)
+		if err == nil && len(p.lanes) > 0 {
 			out, err = p.turn(ctx, p.claimDue)
+		}
+		if errors.Is(err, errUnanswered) { // the one that does not come back may still be at it
+			p.giveUp()
+			p.worker = p.another()
 		}
 		if err == nil {
 			p.database.over()
@@ -48,11 +62,23 @@ func (p *parked) run(ctx context.Context) {
 	}
 }
 
-func (p *parked) look(ctx context.Context) (some bool, err error) {
-	return answered(2*p.config.DatabaseTimeout, func() (some bool, err error) {
+func (p *parked) look(ctx context.Context) (err error) {
+	p.lanes, err = answered(2*p.config.DatabaseTimeout, func() (lanes pq.Int64Array, err error) {
 		ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
 		defer cancel()
-		err = p.db.QueryRowContext(ctx, p.query, append(pq.StringArray{}, p.claimer.marks.leftOut()...)).Scan(&some)
-		return some, err //nolint:wrapcheck // pause tells what went wrong
+		away := append(pq.StringArray{}, p.claimer.marks.leftOut()...)
+		err = p.db.QueryRowContext(ctx, p.query, away, p.config.BatchSize).Scan(&lanes)
+		return lanes, err //nolint:wrapcheck // pause tells what went wrong
 	})
+	return err
+}
+
+func (p *parked) claimDue(ctx context.Context, tx *sql.Tx) (claim, error) {
+	ask := p.nextRequest(time.Now())
+	ask.waiting, ask.onlyWaiting, ask.hot, ask.onlyHot = true, true, p.lanes, true
+	taken, err := p.claimer.claim(ctx, tx, ask)
+	if hasSQLState(err, lockNotAvailable) {
+		p.passUntil = time.Now().Add(p.config.RetryMax)
+	}
+	return taken, err
 }

@@ -26,7 +26,7 @@ func latency(r rig.Rig, scale Scale, perSecond int) compare.Comparison {
 		bound = compare.AtMost
 	}
 	name := fmt.Sprintf("commit → consumer at %d/s, ", perSecond)
-	figures := make([]compare.Figure, 1, 7)
+	figures := make([]compare.Figure, 1, 9)
 	figures[0] = compare.Figure{Name: name + "max", Of: ourDefaults, Value: longest, Unit: "ms"}
 	for _, quantile := range []struct{ name, value string }{{"p50", p50}, {"p99", p99}} {
 		ratio := func(over, overName string, atMost float64) compare.Figure {
@@ -39,6 +39,10 @@ func latency(r rig.Rig, scale Scale, perSecond int) compare.Comparison {
 			compare.Figure{Name: name + quantile.name, Of: ourDefaults, Value: quantile.value, Unit: "ms"},
 			ratio(withNotify, "unconditional NOTIFY", 4),
 			ratio(watermillDefault, "Watermill default", 0.02),
+			compare.Figure{
+				Name: name + quantile.name + ", from the log ÷ from the table",
+				Of:   fromLog, Over: ourDefaults, Value: quantile.value, Bound: bound, Target: 1,
+			},
 		)
 	}
 	return compare.Comparison{
@@ -69,11 +73,14 @@ func openLatency(ctx context.Context, r rig.Rig, s steady, clean *compare.Cleanu
 	relays := []struct {
 		name  string
 		relay relay
-	}{{ourDefaults, forwardDefault}, {withNotify, forwardOnNotify}}
+		begun func(ctx context.Context) error
+	}{{ourDefaults, forwardDefault, nil}, {withNotify, forwardOnNotify, nil}, {fromLog, forwardFromLog, logged{outbox: outbox}.awaitReader}}
 	var sides []compare.Side
 	for _, side := range relays {
 		sides = append(sides, compare.Side{Name: side.name, Round: func(ctx context.Context) (compare.Sample, error) {
-			return s.round(ctx, raw, func(ctx context.Context) error { return side.relay(ctx, outbox, to.pub, func() {}) })
+			own := s
+			own.begun = side.begun
+			return own.round(ctx, raw, func(ctx context.Context) error { return side.relay(ctx, outbox, to.pub, func() {}) })
 		}})
 	}
 	sides = append(sides, compare.Side{Name: watermillDefault, Round: func(ctx context.Context) (compare.Sample, error) {
@@ -88,6 +95,8 @@ type steady struct {
 	receiver  *rig.Receiver
 	perSecond int
 	last      time.Duration
+	// begun waits, if set, until what is measured has begun.
+	begun func(ctx context.Context) error
 }
 
 // steadyWriters share the rate: a single one may not reach it.
@@ -100,6 +109,11 @@ func (s steady) round(ctx context.Context, write writeFunc, run func(ctx context
 }
 
 func (s steady) measure(ctx context.Context, write writeFunc, sample *compare.Sample) error {
+	if s.begun != nil {
+		if err := s.begun(ctx); err != nil {
+			return err
+		}
+	}
 	warm := s
 	warm.last = time.Second / 2
 	for _, phase := range []steady{warm, s} {

@@ -77,6 +77,7 @@ func All(r rig.Rig, scale Scale) (all []compare.Comparison) {
 		add(backlog(r, scale, rows))
 	}
 	add(brokerAway(r, scale))
+	add(fromTheLog(r, scale))
 	for _, writers := range concurrency {
 		add(wakeUp(r, scale, writers))
 	}
