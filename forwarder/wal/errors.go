@@ -38,6 +38,7 @@ var (
 const (
 	insufficientPrivilege = "42501"
 	duplicateObject       = "42710"
+	uniqueViolation       = "23505"
 	configurationLimit    = "53400"
 	objectInUse           = "55006"
 	undefinedObject       = "42704"

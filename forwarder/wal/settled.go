@@ -28,7 +28,8 @@ type settled struct {
 // transaction has been read to its end.
 type transaction struct {
 	last forwarder.Position
-	end  pglogrepl.LSN
+	// end is what may be confirmed once its last row is settled: nothing for us is before that.
+	end pglogrepl.LSN
 }
 
 func (s *settled) begin() {
@@ -49,23 +50,30 @@ func (s *settled) commit(at, end pglogrepl.LSN) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = false
-	if s.rows > 0 {
-		s.ended = append(s.ended, transaction{forwarder.Position{Commit: uint64(at), Index: s.rows - 1}, end})
-		s.advance()
+	if s.rows == 0 {
+		s.pass(end)
 		return
 	}
-	if len(s.ended) == 0 {
-		s.confirmed = max(s.confirmed, end)
-	}
+	s.ended = append(s.ended, transaction{forwarder.Position{Commit: uint64(at), Index: s.rows - 1}, end})
+	s.advance()
 }
 
 // passed says that the server has come to a position with nothing for us before it that we have not.
 func (s *settled) passed(position pglogrepl.LSN) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.open && len(s.ended) == 0 {
-		s.confirmed = max(s.confirmed, position)
+	if !s.open {
+		s.pass(position)
 	}
+}
+
+// pass has a position confirmed with the last transaction that is in flight, or at once.
+func (s *settled) pass(position pglogrepl.LSN) {
+	if last := len(s.ended) - 1; last >= 0 {
+		s.ended[last].end = max(s.ended[last].end, position)
+		return
+	}
+	s.confirmed = max(s.confirmed, position)
 }
 
 func (s *settled) settle(upTo forwarder.Position) {

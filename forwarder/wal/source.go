@@ -149,8 +149,9 @@ func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
 	config.RuntimeParams["client_encoding"] = "UTF8"
 	config.RuntimeParams["bytea_output"] = "hex"
 	config.RuntimeParams["search_path"] = "pg_catalog"
-	config.RuntimeParams["statement_timeout"] = "0"       // the stream is one statement
-	if config.RuntimeParams["wal_sender_timeout"] == "" { // after so long the slot of a host that is lost is free
+	config.RuntimeParams["statement_timeout"] = "0" // the stream is one statement
+	// After so long the slot of a host that is lost is free, unless the DSN says something else.
+	if config.RuntimeParams["wal_sender_timeout"] == "" && !strings.Contains(config.RuntimeParams["options"], "wal_sender_timeout") {
 		config.RuntimeParams["wal_sender_timeout"] = senderTimeout
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)

@@ -276,6 +276,20 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		require.ErrorIs(t, err, wal.ErrNoPublication)
 		require.ErrorContains(t, err, `ADD TABLE `+db.Schema.Outbox())
 	})
+	t.Run("rows of the publication", func(t *testing.T) {
+		t.Parallel()
+		db := testdb.New(t)
+		var version int
+		require.NoError(t, db.QueryRowContext(t.Context(), `SHOW server_version_num`).Scan(&version))
+		if version < 150000 {
+			return // it has no filters
+		}
+		source := newSource(t, db)
+		exec(t, db, `CREATE PUBLICATION `+db.Schema.Schema+` FOR TABLE `+db.Schema.Outbox()+` WHERE (seq > 7)`)
+		err := source.Prepare(t.Context())
+		require.ErrorIs(t, err, wal.ErrNoPublication)
+		require.ErrorContains(t, err, `seq > 7`)
+	})
 	t.Run("another's slot", func(t *testing.T) {
 		t.Parallel()
 		db := testdb.New(t)
