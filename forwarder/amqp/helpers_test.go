@@ -107,7 +107,7 @@ func runForwarder(t *testing.T, db *testdb.DB, publisher message.Publisher) (sto
 // subscribe uses watermill-amqp's own subscriber.
 func subscribe(t *testing.T, cfg wmamqp.Config, topic string) <-chan *message.Message {
 	t.Helper()
-	subscriber, err := wmamqp.NewSubscriber(cfg, watermill.NopLogger{})
+	subscriber, err := testamqp.NewSubscriber(cfg, watermill.NopLogger{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, subscriber.Close()) })
 	received, err := subscriber.Subscribe(context.WithoutCancel(t.Context()), topic)

@@ -55,7 +55,7 @@ func TestCommittedRowsReachWatermillSubscriber(t *testing.T) {
 			require.NoError(t, publisher.PublishTx(t.Context(), tx, destination, sent))
 			require.NoError(t, tx.Commit())
 
-			subscriber, err := wmamqp.NewSubscriber(configs.subscriber, watermill.NopLogger{})
+			subscriber, err := testamqp.NewSubscriber(configs.subscriber, watermill.NopLogger{})
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, subscriber.Close()) })
 			received, err := subscriber.Subscribe(t.Context(), destination)

@@ -68,7 +68,7 @@ func (d *debits) run(t *testing.T, cfg wmamqp.Config, queue, next string) {
 	require.NoError(t, err)
 	once, err := middleware.NewInbox(middleware.InboxConfig{DB: d.db.DB, Store: store, Outbox: publisher}, nil)
 	require.NoError(t, err)
-	subscriber, err := wmamqp.NewSubscriber(cfg, watermill.NopLogger{})
+	subscriber, err := testamqp.NewSubscriber(cfg, watermill.NopLogger{})
 	require.NoError(t, err)
 	router := message.NewDefaultRouter(nil)
 	router.AddHandler("debits", queue, subscriber, next, publisher, once.Middleware(d.handle))

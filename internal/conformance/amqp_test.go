@@ -103,7 +103,7 @@ func (b *rabbitMQ) subscriber(t *testing.T, group string) message.Subscriber {
 	config := b.consuming(group)
 	config.Queue.GenerateName = b.declared.noting(&b.declared.queues, config.Queue.GenerateName)
 	config.Exchange.GenerateName = b.declared.noting(&b.declared.exchanges, config.Exchange.GenerateName)
-	subscriber, err := wmamqp.NewSubscriber(config, watermill.NewStdLogger(false, false))
+	subscriber, err := testamqp.NewSubscriber(config, watermill.NewStdLogger(false, false))
 	require.NoError(t, err)
 	return subscriber
 }

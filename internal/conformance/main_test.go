@@ -4,11 +4,13 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/watermill-outbox/outbox/internal/testamqp"
 )
 
 func TestMain(m *testing.M) {
 	const suite = "github.com/ThreeDotsLabs/watermill/"
-	goleak.VerifyTestMain(m,
+	goleak.VerifyTestMain(testamqp.HangingUp(m),
 		goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),
 		// The suite does not read to their ends the many subscribers that it makes one of, and
 		// in TestReconnect does not end one channel.

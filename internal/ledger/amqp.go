@@ -97,7 +97,7 @@ func groupQueue(group string) wmamqp.QueueNameGenerator {
 
 // Subscriber implements Broker. The group's queue is there once it subscribes, and stays.
 func (a *AMQP) Subscriber(group string) (message.Subscriber, error) {
-	subscriber, err := wmamqp.NewSubscriber(wmamqp.NewDurablePubSubConfig(a.consumers, groupQueue(group)), watermill.NopLogger{})
+	subscriber, err := testamqp.NewSubscriber(wmamqp.NewDurablePubSubConfig(a.consumers, groupQueue(group)), watermill.NopLogger{})
 	if err != nil {
 		return nil, fmt.Errorf("amqp subscriber: %w", err)
 	}

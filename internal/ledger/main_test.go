@@ -6,9 +6,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/watermill-outbox/outbox/internal/ledger"
+	"github.com/watermill-outbox/outbox/internal/testamqp"
 )
 
 func TestMain(m *testing.M) {
 	ledger.RunForwarderIfAsked()
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"))
+	goleak.VerifyTestMain(testamqp.HangingUp(m), goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"))
 }
