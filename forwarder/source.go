@@ -39,7 +39,7 @@ type Stream interface {
 	Close(ctx context.Context) error
 }
 
-// Position is where a change stands: the end of its transaction's commit record in the write-ahead
+// Position is where a change stands: the start of its transaction's commit record in the write-ahead
 // log, and its place among the rows of that transaction, from 0. The zero value is before all others.
 type Position struct {
 	Commit uint64

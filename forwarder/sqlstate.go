@@ -13,6 +13,8 @@ const (
 	// lockNotAvailable is that of a wait that lock_timeout ended.
 	lockNotAvailable      = "55P03"
 	insufficientPrivilege = "42501"
+	// cannotConnectNow is that of a server that shuts down, or starts.
+	cannotConnectNow = "57P03"
 	// queryCanceled is that of a statement that statement_timeout ended.
 	queryCanceled       = "57014"
 	readOnlyTransaction = "25006"

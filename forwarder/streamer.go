@@ -29,7 +29,8 @@ func (s *streamer) run(ctx context.Context) error {
 		began := time.Now()
 		batch := s.batch()
 		out, err := s.turn(ctx, func(ctx context.Context, tx *sql.Tx) (claim, error) { return s.claimer.claimChanges(ctx, tx, batch) })
-		if errors.Is(err, errUnanswered) {
+		// A server that shuts down waits for the stream to confirm all.
+		if errors.Is(err, errUnanswered) || hasSQLState(err, cannotConnectNow) {
 			return err
 		}
 		if hasSQLState(err, lockNotAvailable) { // who reads the table passes by what is locked

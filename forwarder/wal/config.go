@@ -25,7 +25,7 @@ type Config struct {
 	ReplicationDSN string
 	// Slot is the replication slot: lower case letters, digits and _, at most 63. All
 	// replicas of a forwarder have the same, and one of them reads it. It is made if it is
-	// not there. Default: one that belongs to the table by its name.
+	// not there. Default: one that belongs to the table by the database's name and its own.
 	Slot string
 	// Publication is that of the table's inserts. It is made if it is not there. At most 63
 	// bytes. Default: named as the default slot.
@@ -42,7 +42,7 @@ type Config struct {
 const defaultQueueBytes = 16 << 20
 
 func (c *Config) setDefaults() {
-	own := fmt.Sprint("watermill_outbox_", nameHash(c.Schema.Outbox()))
+	own := fmt.Sprint("watermill_outbox_", nameHash(databaseOf(c.ReplicationDSN)+"."+c.Schema.Outbox()))
 	if c.Slot == "" {
 		c.Slot = own
 	}
@@ -52,6 +52,18 @@ func (c *Config) setDefaults() {
 	if c.QueueBytes == 0 {
 		c.QueueBytes = defaultQueueBytes
 	}
+}
+
+// databaseOf is the database's name: a server has only one slot of a name.
+func databaseOf(dsn string) string {
+	config, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		return "" // Validate says so
+	}
+	if config.Database == "" { // the server's default
+		return quote(config.User)
+	}
+	return quote(config.Database)
 }
 
 func nameHash(name string) uint32 {

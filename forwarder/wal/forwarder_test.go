@@ -83,10 +83,16 @@ func (b *broker) all() int {
 // start runs a forwarder until the test ends, or stop is called.
 func start(t *testing.T, db *testdb.DB, b *broker, source forwarder.Source) (stop func()) {
 	t.Helper()
-	f, err := forwarder.New(db.DB, b, forwarder.Config{
-		Schema: db.Schema, Source: source, BatchSize: 50, MaxAttempts: 3,
+	return startWith(t, db, b, forwarder.Config{
+		Source: source, BatchSize: 50, MaxAttempts: 3,
 		PollInterval: 5 * time.Millisecond, RetryInitial: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
-	}, nil)
+	})
+}
+
+func startWith(t *testing.T, db *testdb.DB, b *broker, cfg forwarder.Config) (stop func()) {
+	t.Helper()
+	cfg.Schema = db.Schema
+	f, err := forwarder.New(db.DB, b, cfg, nil)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
@@ -100,11 +106,11 @@ func start(t *testing.T, db *testdb.DB, b *broker, source forwarder.Source) (sto
 }
 
 // requireStreaming returns when the forwarder takes rows from the log, and none from the table any more:
-// what was written since the slot is read is confirmed only then.
+// what was written since the slot was made is confirmed only then.
 func requireStreaming(t *testing.T, db *testdb.DB) {
 	t.Helper()
 	eventually(t, func() bool {
-		return count(t, db, `pg_replication_slots WHERE active AND slot_name = '`+db.Schema.Schema+`'`) == 1
+		return count(t, db, `pg_replication_slots WHERE active AND confirmed_flush_lsn IS NOT NULL AND slot_name = '`+db.Schema.Schema+`'`) == 1
 	})
 	insertKeyed(t, db, db, "orders", "probe", "probe")
 	end := position(t, db)
@@ -217,15 +223,7 @@ func TestRowThatAnOperatorChangesIsFound(t *testing.T) {
 	db := testdb.New(t)
 	b := broker{refused: map[string]bool{"a-1": true}}
 	source := newSource(t, db)
-	f, err := forwarder.New(db.DB, &b, forwarder.Config{Schema: db.Schema, Source: source, RetryInitial: time.Hour, RetryMax: time.Hour}, nil)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- f.Run(ctx) }()
-	defer func() {
-		cancel()
-		require.NoError(t, <-done)
-	}()
+	startWith(t, db, &b, forwarder.Config{Source: source, RetryInitial: time.Hour, RetryMax: time.Hour})
 	requireStreaming(t, db)
 	insertKeyed(t, db, db, "orders", "a", ids("a", 2)...)
 	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()+` WHERE next_attempt_at IS NOT NULL`) == 2 })
@@ -240,15 +238,7 @@ func TestLockedRowHoldsUpItsUnitOnly(t *testing.T) {
 	t.Parallel()
 	db := testdb.New(t)
 	var b broker
-	f, err := forwarder.New(db.DB, &b, forwarder.Config{Schema: db.Schema, Source: newSource(t, db), DatabaseTimeout: time.Second}, nil)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- f.Run(ctx) }()
-	defer func() {
-		cancel()
-		require.NoError(t, <-done)
-	}()
+	startWith(t, db, &b, forwarder.Config{Source: newSource(t, db), DatabaseTimeout: time.Second})
 	requireStreaming(t, db)
 
 	b.set(func() { b.gone = true })

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -23,46 +22,29 @@ func text(s string) string {
 // slot is what the server says of it.
 type slot struct {
 	isOurs, isLost, isThere bool
-	confirmed               string
 }
 
 func (s *Source) look(ctx context.Context, conn *pgconn.PgConn) (slot, error) {
-	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, ''),
-		coalesce(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
+	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, '')
+		FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
 	if err != nil {
 		return slot{}, fmt.Errorf("wal: look for the slot: %w", err)
 	}
 	if row == nil {
 		return slot{}, nil
 	}
-	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost, confirmed: row[3]}, nil
-}
-
-// confirmed is the position that the slot has confirmed.
-func (s *Source) confirmed(ctx context.Context, conn *pgconn.PgConn) (pglogrepl.LSN, error) {
-	found, err := s.look(ctx, conn)
-	if err != nil {
-		return 0, err
-	}
-	if !found.isThere || found.confirmed == "0/0" { // or is being made
-		return 0, fmt.Errorf("%w: %s", ErrNoSlot, s.config.Slot)
-	}
-	position, err := pglogrepl.ParseLSN(found.confirmed)
-	if err != nil {
-		return 0, fmt.Errorf("wal: position %q: %w", found.confirmed, err)
-	}
-	return position, nil
+	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost}, nil
 }
 
 // ensureSlot makes the slot if it is not there, or of no use: since Postgres has given it up, which kept
 // too much of the log, or since the publication was not there at some time.
-func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, version int) error {
+func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
 	found, err := s.look(ctx, conn)
 	switch {
 	case err != nil:
 		return err
 	case !found.isThere:
-		return s.createSlot(ctx, conn, version)
+		return s.createSlot(ctx, conn, on)
 	case !found.isOurs:
 		return fmt.Errorf("%w: %s", ErrForeignSlot, s.config.Slot)
 	case found.isLost || s.unreadable.Load():
@@ -72,26 +54,26 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, version in
 			return fmt.Errorf("wal: drop the slot: %w", err)
 		}
 		s.unreadable.Store(false)
-		return s.createSlot(ctx, conn, version)
+		return s.createSlot(ctx, conn, on)
 	}
 	return nil
 }
 
 // createSlot waits for the transactions that write at this moment.
-func (s *Source) createSlot(ctx context.Context, conn *pgconn.PgConn, version int) error {
+func (s *Source) createSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
 	const (
 		optionsSince  = 150000
 		failoverSince = 170000
 	)
 	options := `NOEXPORT_SNAPSHOT`
-	if version >= optionsSince {
+	if on.version >= optionsSince {
 		options = `(SNAPSHOT 'nothing')`
 	}
-	if version >= failoverSince {
+	if on.version >= failoverSince {
 		options = `(SNAPSHOT 'nothing', FAILOVER)`
 	}
 	s.logger.Info("A replication slot is made, which waits for transactions that write", watermill.LogFields{"slot": s.config.Slot})
-	_, err := queryWithoutLimit(ctx, conn, `CREATE_REPLICATION_SLOT `+s.config.Slot+` LOGICAL `+plugin+` `+options)
+	_, err := queryWithoutLimit(ctx, conn, `CREATE_REPLICATION_SLOT `+quote(s.config.Slot)+` LOGICAL `+plugin+` `+options)
 	switch {
 	case hasSQLState(err, configurationLimit):
 		return fmt.Errorf("%w: %w", ErrNoFreeSlot, err)

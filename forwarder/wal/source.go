@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -62,29 +61,28 @@ func (s *Source) Check(ctx context.Context) error {
 // for all transactions of the server that write at this moment. Errors are those of Check, wrap
 // ErrForeignSlot or ErrNoFreeSlot, or come from the database.
 func (s *Source) Prepare(ctx context.Context) error {
-	conn, version, err := s.connectToFit(ctx)
+	conn, server, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	err = s.ensureSlot(ctx, conn, version)
+	err = s.ensureSlot(ctx, conn, server)
 	if hasSQLState(err, objectInUse) || hasSQLState(err, duplicateObject) { // by another replica
 		err = nil
 	}
 	return errors.Join(unfit(err), hangUp(ctx, conn))
 }
 
-// connectToFit returns the server's version, too.
-func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, version int, err error) {
+func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, found server, err error) {
 	if conn, err = s.connect(ctx); err != nil {
-		return nil, 0, err
+		return nil, server{}, err
 	}
-	if version, err = s.checkServer(ctx, conn); err == nil {
+	if found, err = s.checkServer(ctx, conn); err == nil {
 		err = s.ensurePublication(ctx, conn)
 	}
 	if err != nil {
-		return nil, 0, errors.Join(unfit(err), hangUp(ctx, conn))
+		return nil, server{}, errors.Join(unfit(err), hangUp(ctx, conn))
 	}
-	return conn, version, nil
+	return conn, found, nil
 }
 
 // unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
@@ -119,15 +117,14 @@ func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 
 // open returns an untyped nil with an error.
 func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
-	conn, version, err := s.connectToFit(ctx)
+	conn, server, err := s.connectToFit(ctx)
 	if err != nil {
 		return nil, err
 	}
-	from, err := s.start(ctx, conn, version)
-	if err != nil {
+	if err := s.start(ctx, conn, server); err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(ctx, conn, s.config, from, s.ended), nil
+	return newStream(ctx, conn, s.config, server.reportEvery(), s.ended), nil
 }
 
 // ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
@@ -173,45 +170,23 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// start starts the stream on conn, and returns the position that is confirmed.
-func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, version int) (pglogrepl.LSN, error) {
-	from, err := s.confirmed(ctx, conn)
-	if err != nil {
-		return 0, err
-	}
+// start starts the stream on conn, at the position that the slot has confirmed.
+func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	arguments := []string{`proto_version '1'`, `publication_names ` + literal(quote(s.config.Publication))}
 	const binarySince = 140000
-	if version >= binarySince {
+	if on.version >= binarySince {
 		arguments = append(arguments, `binary 'true'`)
 	}
-	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: arguments})
-	if err != nil {
-		return 0, fmt.Errorf("wal: start replication: %w", err)
-	}
-	return from, nil
-}
-
-// checkServer returns its version.
-func (s *Source) checkServer(ctx context.Context, conn *pgconn.PgConn) (version int, err error) {
-	row, err := query(ctx, conn, `SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('wal_level'),
-		(SELECT setting FROM pg_settings WHERE name = 'max_slot_wal_keep_size')`)
-	if err != nil {
-		return 0, fmt.Errorf("wal: look at the server: %w", err)
-	}
-	version, err = strconv.Atoi(row[0])
+	err := pglogrepl.StartReplication(ctx, conn, quote(s.config.Slot), 0, pglogrepl.StartReplicationOptions{PluginArgs: arguments})
 	switch {
+	case hasSQLState(err, undefinedObject):
+		return fmt.Errorf("%w: %s: %w", ErrNoSlot, s.config.Slot, err)
 	case err != nil:
-		return 0, fmt.Errorf("wal: server_version_num: %w", err)
-	case row[1] == "t":
-		return 0, ErrStandby
-	case row[2] != "logical":
-		return 0, fmt.Errorf("%w (it is %s)", ErrWALLevel, row[2])
-	case row[3] == "-1" && !s.config.AcceptUnboundedWAL:
-		return 0, ErrUnboundedWAL
+		return fmt.Errorf("wal: start replication: %w", err)
 	}
-	return version, nil
+	return nil
 }
 
 // query returns the first row's columns, nil if there is none.

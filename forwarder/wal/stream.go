@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -16,11 +17,13 @@ import (
 )
 
 const (
-	// statusInterval is between two reports of what is confirmed. The server gives up a reader that
-	// reports nothing for wal_sender_timeout.
+	// statusInterval is the longest time between two reports of what is confirmed. The server gives
+	// up a reader that reports nothing for wal_sender_timeout.
 	statusInterval = time.Second
 	// silence is how long a server may send nothing, though it is asked with each report.
 	silence = 30 * time.Second
+	// leaveTimeout bounds the wait for a server that is to hang up.
+	leaveTimeout = 3 * time.Second
 )
 
 // stream is read by a goroutine of its own, so that the server gets its reports whatever becomes of
@@ -31,6 +34,8 @@ type stream struct {
 	conn   *pgconn.PgConn
 	schema schema.Postgres
 	queue  *queue
+	// every is between two reports.
+	every time.Duration
 
 	// cancel ends the reader, done is closed when it has ended.
 	cancel context.CancelFunc
@@ -47,10 +52,10 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN, ended func(error)) *stream {
+func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, ended func(error)) *stream {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
-		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), settled: settled{confirmed: from},
+		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every,
 		cancel: cancel, done: make(chan struct{}), heard: time.Now(),
 	}
 	var once sync.Once
@@ -86,13 +91,29 @@ func (s *stream) end(ctx context.Context) error {
 	if s.conn.IsClosed() {
 		return nil
 	}
-	return errors.Join(s.report(ctx, false), hangUp(ctx, s.conn))
+	return errors.Join(s.report(ctx, false), s.leave(ctx), hangUp(ctx, s.conn))
+}
+
+// leave waits until the server has hung up: it has the last report then, and the slot is free. What it sends
+// meanwhile comes again.
+func (s *stream) leave(ctx context.Context) error {
+	deadline := time.Now().Add(leaveTimeout)
+	if limit, isLimited := ctx.Deadline(); isLimited && limit.Before(deadline) {
+		deadline = limit
+	}
+	s.conn.Frontend().Send(&pgproto3.Terminate{})
+	err := errors.Join(s.conn.Conn().SetDeadline(deadline), s.conn.Frontend().Flush())
+	if err != nil {
+		return fmt.Errorf("wal: leave: %w", err)
+	}
+	_, _ = io.Copy(io.Discard, s.conn.Conn()) // a server that is lost notices by itself
+	return nil
 }
 
 // read goes on until ctx ends, or the stream.
 func (s *stream) read(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if now := time.Now(); now.Sub(s.reported) >= statusInterval {
+		if now := time.Now(); now.Sub(s.reported) >= s.every {
 			if now.Sub(s.heard) > silence {
 				return errors.Join(fmt.Errorf("%w for %s", ErrSilent, silence), hangUp(ctx, s.conn))
 			}
@@ -114,7 +135,7 @@ func (s *stream) read(ctx context.Context) error {
 // awaitRoom waits until there is room, or a report is due. What the server sends meanwhile, it has
 // sent when it is read.
 func (s *stream) awaitRoom(ctx context.Context) {
-	timer := time.NewTimer(time.Until(s.reported.Add(statusInterval)))
+	timer := time.NewTimer(time.Until(s.reported.Add(s.every)))
 	defer timer.Stop()
 	select {
 	case <-s.queue.emptied:
@@ -142,7 +163,7 @@ func (s *stream) report(ctx context.Context, ask bool) error {
 
 // receive waits for a message until a report is due.
 func (s *stream) receive(ctx context.Context) error {
-	ctx, cancel := context.WithDeadline(ctx, s.reported.Add(statusInterval))
+	ctx, cancel := context.WithDeadline(ctx, s.reported.Add(s.every))
 	defer cancel()
 	message, err := s.conn.ReceiveMessage(ctx)
 	if ctx.Err() != nil && pgconn.Timeout(err) {
@@ -224,7 +245,11 @@ func (s *stream) decode(data []byte) error {
 
 // learn is told of each table before its first row, and when it has changed.
 func (s *stream) learn(m *pglogrepl.RelationMessage) (err error) {
-	if quote(m.Namespace)+"."+quote(m.RelationName) != s.schema.Outbox() {
+	name := quote(m.Namespace) + "." + quote(m.RelationName)
+	if name != s.schema.Outbox() {
+		if m.RelationID == s.outbox {
+			return fmt.Errorf("%w: it is called %s now", ErrSchemaDrift, name)
+		}
 		return nil
 	}
 	s.outbox = m.RelationID

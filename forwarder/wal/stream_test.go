@@ -163,7 +163,7 @@ func TestSlowReaderOfALargeTransaction(t *testing.T) {
 	const rows, bytes = 100_000, 1 << 20
 	stream := open(t, newSource(t, db, func(cfg *wal.Config) {
 		cfg.QueueBytes = bytes
-		cfg.ReplicationDSN = testdb.WithSetting(t, cfg.ReplicationDSN, "wal_sender_timeout", "3s")
+		cfg.ReplicationDSN = testdb.WithSetting(t, cfg.ReplicationDSN, "wal_sender_timeout", "500ms")
 	}))
 	exec(t, db, `INSERT INTO `+db.Schema.Outbox()+` (id, destination, payload)
 		SELECT g.n::text, 'orders', repeat('x', 256) FROM generate_series(1, $1::integer) AS g (n) ORDER BY g.n`, rows)
@@ -225,6 +225,54 @@ func TestColumnsMayBeAddedButNotMissing(t *testing.T) {
 	_, err := stream.Next(ctx)
 	require.ErrorIs(t, err, wal.ErrSchemaDrift)
 	require.ErrorContains(t, err, "partition_key")
+}
+
+// What is inserted into a table that is called something else now is not to be passed by.
+func TestRenamedTable(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	stream := open(t, newSource(t, db))
+	insert(t, db, db, "1")
+	next(t, stream, 1)
+	exec(t, db, `ALTER TABLE `+db.Schema.Outbox()+` RENAME TO renamed`)
+	exec(t, db, `INSERT INTO `+db.Schema.Schema+`.renamed (id, destination, payload) VALUES ('2', 'orders', 'x')`)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := stream.Next(ctx)
+	require.ErrorIs(t, err, wal.ErrSchemaDrift)
+	require.ErrorContains(t, err, `"renamed"`)
+}
+
+// Postgres allows names of slots that are none of identifiers, and keywords.
+func TestNamesOfSlots(t *testing.T) {
+	t.Parallel()
+	for _, prefix := range []string{"1_", "select_"} {
+		db := testdb.New(t)
+		name := db.SlotNamed(t, prefix+db.Schema.Schema)
+		stream := open(t, newSource(t, db, func(cfg *wal.Config) { cfg.Slot = name }))
+		insert(t, db, db, "1")
+		require.Equal(t, []string{"1"}, idsOf(next(t, stream, 1)))
+	}
+}
+
+// A server has one slot of a name, whichever database it belongs to.
+func TestDefaultSlotsOfTwoDatabases(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for range 2 {
+		db := testdb.NewDatabase(t)
+		require.NoError(t, db.Schema.Migrate(t.Context(), db.DB))
+		source, err := wal.New(wal.Config{ReplicationDSN: db.DSN, AcceptUnboundedWAL: true}, nil)
+		require.NoError(t, err)
+		stream := open(t, source)
+		var name string
+		require.NoError(t, db.QueryRowContext(t.Context(),
+			`SELECT slot_name FROM pg_replication_slots WHERE database = current_database()`).Scan(&name))
+		names = append(names, db.SlotNamed(t, name))
+		insert(t, db, db, "1")
+		require.Equal(t, []string{"1"}, idsOf(next(t, stream, 1)))
+	}
+	require.NotEqual(t, names[0], names[1])
 }
 
 func TestOpenSaysWhatIsMissing(t *testing.T) {
