@@ -82,6 +82,7 @@ func runChild(encoded string) error {
 		Schema:       cfg.Schema,
 		Ordering:     cfg.Forwarder.Ordering,
 		Settlement:   cfg.Forwarder.Settlement,
+		OnDeadLetter: cfg.Forwarder.OnDeadLetter,
 		Workers:      cfg.Forwarder.Workers,
 		BatchSize:    cfg.Forwarder.BatchSize,
 		PollInterval: cfg.Forwarder.PollInterval,

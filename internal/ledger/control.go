@@ -12,6 +12,7 @@ type Control struct {
 	run     *run
 	writers *writers
 	extra   *writer
+	outside *writer
 }
 
 // Reach waits until so much of Config.Transactions is written: 0.5 is half of it.
@@ -36,6 +37,25 @@ func (c *Control) HitAll() { c.Hit(c.run.config.Replicas) }
 
 // Kill kills a replica at a random moment of its life. Another takes its place.
 func (c *Control) Kill(ctx context.Context) error { return c.run.replicas.kill(ctx) }
+
+// KillOldest kills the replica that was started first.
+func (c *Control) KillOldest(ctx context.Context) error {
+	victim, err := c.run.replicas.awaitOldest(ctx)
+	if err != nil {
+		return err
+	}
+	return c.run.replicas.killNow(victim)
+}
+
+// RestartOldest has the replica that was started first end in an orderly way. Another
+// takes its place.
+func (c *Control) RestartOldest(ctx context.Context) error {
+	r, err := c.run.replicas.awaitOldest(ctx)
+	if err != nil {
+		return err
+	}
+	return c.run.replicas.retire(r)
+}
 
 // KillAt kills a replica when it comes to that point, and returns when it is dead.
 func (c *Control) KillAt(ctx context.Context, at Point) error { return c.run.replicas.killAt(ctx, at) }
@@ -71,6 +91,30 @@ func (c *Control) AwaitForwarded(ctx context.Context) error {
 	return nil
 }
 
+// AwaitDeadLetters waits until there are so many.
+func (c *Control) AwaitDeadLetters(ctx context.Context, n int) error {
+	err := await(ctx, c.run.config.Patience, func() (bool, error) {
+		dead, err := texts(ctx, c.run.db, `SELECT id FROM `+c.run.tables.deadLetters)
+		return len(dead) >= n, err
+	})
+	if err != nil {
+		return fmt.Errorf("ledger: there are no %d dead letters: %w%s", n, err, c.run.replicas.logs())
+	}
+	return nil
+}
+
+// Unblock lets units go on that wait behind dead letters, and says how many rows have waited.
+func (c *Control) Unblock(ctx context.Context) (waited int, err error) {
+	held, err := texts(ctx, c.run.db, `SELECT id FROM `+c.run.tables.outbox+` WHERE next_attempt_at = 'infinity'`)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := c.run.db.ExecContext(ctx, `UPDATE `+c.run.tables.deadLetters+` SET blocks = false`); err != nil {
+		return 0, fmt.Errorf("ledger: unblock: %w", err)
+	}
+	return len(held), nil
+}
+
 // Frozen is a replica that neither works nor ends. One of Thaw and Kill must be called.
 type Frozen struct {
 	replicas *replicas
@@ -98,6 +142,18 @@ func (r *replica) tell(command string) error {
 	if _, err := io.WriteString(r.stdin, command+"\n"); err != nil {
 		return fmt.Errorf("ledger: tell replica %d: %w", r.number, err)
 	}
+	return nil
+}
+
+func (rs *replicas) retire(r *replica) error {
+	rs.mu.Lock()
+	rs.retired[r] = true
+	err := r.stdin.Close()
+	rs.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("ledger: stop replica %d: %w", r.number, err)
+	}
+	<-r.done
 	return nil
 }
 
