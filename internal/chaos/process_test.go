@@ -21,8 +21,9 @@ func processFaults() (all []scenario) {
 
 func killedAt(at ledger.Point, short bool) scenario {
 	return scenario{
-		name:     "killed " + inWords(at),
-		short:    short,
+		name:         "killed " + inWords(at),
+		short:        short,
+		shortFromLog: at == ledger.AfterPublish,
 		variants: []variant{{kafka, 4, false}, {rabbitmq, 1, true}, {rabbitmq, 4, true}, {kafka, 1, false}},
 		full:     2, // one replica, and four
 		faults: func(ctx context.Context, _ *world, c *ledger.Control) error {

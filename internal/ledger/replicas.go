@@ -66,6 +66,7 @@ func (rs *replicas) startOne(ctx context.Context, mortal bool) error {
 		return nil // nobody would stop it
 	}
 	child := rs.child
+	child.Number = len(rs.all)
 	child.DSN = rs.config.ForwarderDSN(len(rs.all))
 	child.Forwarder.Slot = rs.config.SlotOf(len(rs.all))
 	child.Broker = rs.config.Broker.Address() // it may be another one by now
@@ -146,6 +147,7 @@ func (rs *replicas) awaitOldest(ctx context.Context) (*replica, error) {
 	return rs.awaitOne(ctx, func(running []*replica) *replica { return running[0] })
 }
 
+// awaitOne asks until one is chosen.
 func (rs *replicas) awaitOne(ctx context.Context, choose func(running []*replica) *replica) (*replica, error) {
 	var victim *replica
 	err := await(ctx, rs.config.Patience, func() (bool, error) {
@@ -161,7 +163,7 @@ func (rs *replicas) awaitOne(ctx context.Context, choose func(running []*replica
 			return false, nil
 		}
 		victim = choose(candidates)
-		return true, nil
+		return victim != nil, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("ledger: no replica runs: %w%s", err, rs.logs())
