@@ -16,7 +16,7 @@ const (
 
 // text is a string constant of any text in SQL.
 func text(s string) string {
-	return `convert_from(decode('` + hex.EncodeToString([]byte(s)) + `', 'hex'), 'UTF8')`
+	return `pg_catalog.convert_from(pg_catalog.decode('` + hex.EncodeToString([]byte(s)) + `', 'hex'), 'UTF8')`
 }
 
 // slot is what the server says of it.
@@ -36,8 +36,20 @@ func (s *Source) look(ctx context.Context, conn *pgconn.PgConn) (slot, error) {
 	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost}, nil
 }
 
-// ensureSlot makes the slot if it is not there, or of no use: since Postgres has given it up, which kept
-// too much of the log, or since the publication was not there at some time.
+// prepareSlot is ensureSlot, if the slot is not suspended.
+func (s *Source) prepareSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
+	known, err := s.readRecord(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if known.isSuspended {
+		return known.suspended(s.config.Slot)
+	}
+	return s.ensureSlot(ctx, conn, on)
+}
+
+// ensureSlot makes the slot if it is not there, or of no use, since the publication was not there at some
+// time.
 func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
 	found, err := s.look(ctx, conn)
 	switch {
@@ -47,9 +59,13 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 		return s.createSlot(ctx, conn, on)
 	case !found.isOurs:
 		return fmt.Errorf("%w: %s", ErrForeignSlot, s.config.Slot)
-	case found.isLost || s.unreadable.Load():
-		s.logger.Error("The slot is of no use any more, it is made anew", nil,
-			watermill.LogFields{"slot": s.config.Slot, "is_lost": found.isLost})
+	case found.isLost:
+		if err := s.suspend(ctx, conn, lostReason); err != nil {
+			return err
+		}
+		return record{because: lostReason}.suspended(s.config.Slot)
+	case s.unreadable.Load():
+		s.logger.Error("The slot is of no use any more, it is made anew", nil, watermill.LogFields{"slot": s.config.Slot})
 		if _, err := query(ctx, conn, `SELECT pg_drop_replication_slot(`+text(s.config.Slot)+`)`); err != nil {
 			return fmt.Errorf("wal: drop the slot: %w", err)
 		}

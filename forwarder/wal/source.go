@@ -2,8 +2,10 @@ package wal
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,6 +24,7 @@ type Source struct {
 	logger watermill.LoggerAdapter
 	// unreadable says that the log cannot be read from where the slot stands.
 	unreadable atomic.Bool
+	guard      guard
 }
 
 var _ forwarder.Source = (*Source)(nil)
@@ -49,23 +52,23 @@ const (
 )
 
 // Check connects, and says what is missing. It makes the publication if that is missing, and no slot.
-func (s *Source) Check(ctx context.Context) error {
+func (s *Source) Check(ctx context.Context, db *sql.DB) error {
 	conn, _, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	return hangUp(ctx, conn)
+	return errors.Join(unfit(s.checkPlace(ctx, conn, db)), hangUp(ctx, conn))
 }
 
 // Prepare makes the slot, where it is missing or of no use any more, and the publication. A slot waits
 // for all transactions of the server that write at this moment. Errors are those of Check, wrap
-// ErrForeignSlot or ErrNoFreeSlot, or come from the database.
+// ErrForeignSlot, ErrNoFreeSlot or ErrSuspended, or come from the database.
 func (s *Source) Prepare(ctx context.Context) error {
 	conn, server, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	err = s.ensureSlot(ctx, conn, server)
+	err = s.prepareSlot(ctx, conn, server)
 	if hasSQLState(err, objectInUse) || hasSQLState(err, duplicateObject) { // by another replica
 		err = nil
 	}
@@ -87,7 +90,7 @@ func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, found s
 
 // unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
 func unfit(err error) error {
-	for _, reason := range []error{ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL} {
+	for _, reason := range []error{ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL, ErrOtherDatabase, ErrNoSlotsRight, ErrNoSignalRight} {
 		if errors.Is(err, reason) {
 			return fmt.Errorf("%w: %w", forwarder.ErrUnfitSource, err)
 		}
@@ -96,7 +99,7 @@ func unfit(err error) error {
 }
 
 // Open starts the stream. It waits while another replica reads the slot, until ctx ends. Errors are
-// those of Check, wrap ErrNoSlot, or come from the database.
+// those of Check, wrap ErrNoSlot or ErrSuspended, or come from the database.
 func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 	for said := false; ; {
 		stream, err := s.open(ctx)
@@ -124,7 +127,23 @@ func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
 	if err := s.start(ctx, conn, server); err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(ctx, conn, s.config, server.reportEvery(), s.ended), nil
+	stream, err := s.takeOver(ctx, conn, server) // nobody else has the slot now
+	if err != nil {
+		return nil, errors.Join(err, hangUp(ctx, conn))
+	}
+	return stream, nil
+}
+
+// takeOver reads the slot, which nobody else does now.
+func (s *Source) takeOver(ctx context.Context, conn *pgconn.PgConn, on server) (forwarder.Stream, error) {
+	plain, err := s.connectPlainly(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.begin(ctx, plain); err != nil {
+		return nil, errors.Join(err, hangUp(ctx, plain))
+	}
+	return newStream(ctx, conn, s.config, on.reportEvery(), newKeeper(plain, s.settle), s.ended), nil
 }
 
 // ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
@@ -135,12 +154,11 @@ func (s *Source) ended(err error) {
 	}
 }
 
+// connect returns a connection for replication.
 func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	config, err := pgconn.ParseConfig(s.config.ReplicationDSN)
+	config, err := s.address()
 	if err != nil {
-		return nil, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig)
+		return nil, err
 	}
 	config.RuntimeParams["replication"] = "database"
 	config.RuntimeParams["client_encoding"] = "UTF8"
@@ -151,10 +169,39 @@ func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
 	if config.RuntimeParams["wal_sender_timeout"] == "" && !strings.Contains(config.RuntimeParams["options"], "wal_sender_timeout") {
 		config.RuntimeParams["wal_sender_timeout"] = senderTimeout
 	}
-	conn, err := pgconn.ConnectConfig(ctx, config)
+	conn, err := dial(ctx, config)
 	if hasSQLState(err, insufficientPrivilege) {
 		return nil, unfit(fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err))
 	}
+	return conn, err
+}
+
+// connectPlainly returns a connection for statements.
+func (s *Source) connectPlainly(ctx context.Context) (*pgconn.PgConn, error) {
+	config, err := s.address()
+	if err != nil {
+		return nil, err
+	}
+	config.RuntimeParams["client_encoding"] = "UTF8"
+	config.RuntimeParams["search_path"] = "pg_catalog"
+	config.RuntimeParams["default_transaction_isolation"] = "read committed"
+	config.RuntimeParams["synchronous_commit"] = "local" // what is written down has to stay
+	config.RuntimeParams["statement_timeout"] = strconv.FormatInt(openTimeout.Milliseconds(), 10)
+	return dial(ctx, config)
+}
+
+func (s *Source) address() (*pgconn.Config, error) {
+	config, err := pgconn.ParseConfig(s.config.ReplicationDSN)
+	if err != nil {
+		return nil, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig)
+	}
+	return config, nil
+}
+
+func dial(ctx context.Context, config *pgconn.Config) (*pgconn.PgConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("wal: connect: %w", err)
 	}
