@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -59,17 +58,17 @@ func TestSlotDoesNotFillTheDisk(t *testing.T) {
 
 	b.set(func() { b.gone = true })
 	insertKeyed(t, db, db, "orders", "a", ids("a", 10)...)
-	most := int64(0)
-	written := 0
-	for eventuallyBefore := time.Now().Add(patience); count(t, db, `pg_replication_slots WHERE slot_name = '`+slot+`'`) == 1; {
-		require.True(t, time.Now().Before(eventuallyBefore))
-		if written < 4*budget>>20 {
-			fill(t, db, 1)
-			written++
-		}
+	fill(t, db, budget>>20*3/4)
+	eventually(t, func() bool { return len(active.all()) == 1 && len(standby.all()) == 1 })
+	require.Equal(t, 1, count(t, db, `pg_replication_slots WHERE slot_name = '`+slot+`'`))
+	most, written := int64(0), 0
+	eventually(t, func() bool {
+		fill(t, db, 1)
+		written++
 		most = max(most, source.Status().RetainedWAL, second.Status().RetainedWAL)
-	}
-	t.Logf("budget %d, at most seen %d, written %d MiB", budget, most, written)
+		return count(t, db, `pg_replication_slots WHERE slot_name = '`+slot+`'`) == 0
+	})
+	t.Logf("budget %d, at most seen %d, written %d MiB more", budget, most, written)
 	eventually(t, func() bool { return len(active.all()) == 2 && len(standby.all()) == 2 })
 	for _, seen := range [][]wal.Status{active.all(), standby.all()} {
 		require.Empty(t, seen[0].Suspended)

@@ -69,13 +69,13 @@ func (k *keeper) keep(ctx context.Context, position pglogrepl.LSN) error {
 	return nil
 }
 
-// end writes down the last of it. What is not written down comes again.
+// end writes down the last of it. What is not written down comes again, also from a slot that was suspended.
 func (k *keeper) end(ctx context.Context) error {
 	if k.conn.IsClosed() {
 		return nil
 	}
 	if position, _ := k.settled.progress(); position > k.kept() {
-		if err := k.keep(ctx, position); err != nil {
+		if err := k.keep(ctx, position); err != nil && !errors.Is(err, ErrSuspended) {
 			return errors.Join(err, hangUp(ctx, k.conn))
 		}
 	}

@@ -66,6 +66,9 @@ func (s *Source) keep(ctx context.Context, conn *pgconn.PgConn, of identity) err
 func (s *Source) settle(ctx context.Context, conn *pgconn.PgConn, upTo pglogrepl.LSN) error {
 	row, err := query(ctx, conn, `UPDATE `+s.config.Schema.Slots()+` SET settled = '`+upTo.String()+`', settled_at = clock_timestamp()
 		WHERE slot = `+text(s.config.Slot)+` AND suspended_at IS NULL RETURNING true`)
+	if pgconn.Timeout(err) {
+		return fmt.Errorf("%w: write down what is settled: %w", ErrSilent, err)
+	}
 	if err != nil {
 		return fmt.Errorf("wal: write down what is settled: %w", err)
 	}

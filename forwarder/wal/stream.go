@@ -134,7 +134,7 @@ func (s *stream) read(ctx context.Context) error {
 			s.awaitRoom(ctx)
 			continue
 		}
-		if err := s.receive(ctx); err != nil {
+		if err := s.receive(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
