@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -22,18 +23,36 @@ func text(s string) string {
 // slot is what the server says of it.
 type slot struct {
 	isOurs, isLost, isThere bool
+	confirmed               string
 }
 
 func (s *Source) look(ctx context.Context, conn *pgconn.PgConn) (slot, error) {
-	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, '')
-		FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
+	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, ''),
+		coalesce(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
 	if err != nil {
 		return slot{}, fmt.Errorf("wal: look for the slot: %w", err)
 	}
 	if row == nil {
 		return slot{}, nil
 	}
-	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost}, nil
+	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost, confirmed: row[3]}, nil
+}
+
+// confirmed is the position that the slot has confirmed. One that is being made has none: whoever makes it
+// may be gone, and the server waits for transactions all the same, which nobody is to wait for here.
+func (s *Source) confirmed(ctx context.Context, conn *pgconn.PgConn) (pglogrepl.LSN, error) {
+	found, err := s.look(ctx, conn)
+	if err != nil {
+		return 0, err
+	}
+	if !found.isThere || found.confirmed == "0/0" {
+		return 0, fmt.Errorf("%w: %s", ErrNoSlot, s.config.Slot)
+	}
+	position, err := pglogrepl.ParseLSN(found.confirmed)
+	if err != nil {
+		return 0, fmt.Errorf("wal: position %q: %w", found.confirmed, err)
+	}
+	return position, nil
 }
 
 // ensureSlot makes the slot if it is not there, or of no use: since Postgres has given it up, which kept

@@ -121,10 +121,11 @@ func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.start(ctx, conn, server); err != nil {
+	from, err := s.start(ctx, conn, server)
+	if err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(ctx, conn, s.config, server.reportEvery(), s.ended), nil
+	return newStream(ctx, conn, s.config, from, server.reportEvery(), s.ended), nil
 }
 
 // ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
@@ -170,8 +171,13 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// start starts the stream on conn, at the position that the slot has confirmed.
-func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) error {
+// start starts the stream on conn, and returns the position that is confirmed. The server reads the log from
+// further back, and says so: without that position the slot would go back.
+func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) (pglogrepl.LSN, error) {
+	from, err := s.confirmed(ctx, conn)
+	if err != nil {
+		return 0, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	arguments := []string{`proto_version '1'`, `publication_names ` + literal(quote(s.config.Publication))}
@@ -179,14 +185,14 @@ func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) erro
 	if on.version >= binarySince {
 		arguments = append(arguments, `binary 'true'`)
 	}
-	err := pglogrepl.StartReplication(ctx, conn, quote(s.config.Slot), 0, pglogrepl.StartReplicationOptions{PluginArgs: arguments})
+	err = pglogrepl.StartReplication(ctx, conn, quote(s.config.Slot), 0, pglogrepl.StartReplicationOptions{PluginArgs: arguments})
 	switch {
 	case hasSQLState(err, undefinedObject):
-		return fmt.Errorf("%w: %s: %w", ErrNoSlot, s.config.Slot, err)
+		return 0, fmt.Errorf("%w: %s: %w", ErrNoSlot, s.config.Slot, err)
 	case err != nil:
-		return fmt.Errorf("wal: start replication: %w", err)
+		return 0, fmt.Errorf("wal: start replication: %w", err)
 	}
-	return nil
+	return from, nil
 }
 
 // query returns the first row's columns, nil if there is none.

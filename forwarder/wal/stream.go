@@ -52,10 +52,10 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, ended func(error)) *stream {
+func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, from pglogrepl.LSN, every time.Duration, ended func(error)) *stream {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
-		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every,
+		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, settled: settled{confirmed: from},
 		cancel: cancel, done: make(chan struct{}), heard: time.Now(),
 	}
 	var once sync.Once
