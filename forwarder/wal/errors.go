@@ -14,8 +14,9 @@ var (
 	// ErrNoFreeSlot says that all replication slots are in use: raise max_replication_slots
 	// (it takes a restart), or drop one that nobody needs.
 	ErrNoFreeSlot = errors.New("wal: no replication slot is free: raise max_replication_slots, or drop a slot that nobody needs")
-	// ErrNoSlot says that the slot is missing: somebody has dropped it since Prepare.
-	ErrNoSlot = errors.New("wal: the replication slot is missing")
+	// ErrNoSlot says that the slot is missing, since somebody has dropped it after Prepare, or still being
+	// made.
+	ErrNoSlot = errors.New("wal: the replication slot is missing, or still being made")
 	// ErrForeignSlot says that a slot of that name exists for something else, and was not
 	// touched: choose another name.
 	ErrForeignSlot = errors.New("wal: a replication slot of that name exists and is not ours")

@@ -58,23 +58,23 @@ func gap(known record, found identity) string {
 }
 
 // begin compares the slot with what is written down, and writes down what it is. What a slot has missed
-// is in the table, which is drained before anything of a stream is sent.
-func (s *Source) begin(ctx context.Context, conn *pgconn.PgConn) error {
+// is in the table, which is drained before anything of a stream is sent. It returns what the slot has confirmed.
+func (s *Source) begin(ctx context.Context, conn *pgconn.PgConn) (from pglogrepl.LSN, err error) {
 	known, err := s.readRecord(ctx, conn)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if known.isSuspended {
-		return known.suspended(s.config.Slot)
+		return 0, known.suspended(s.config.Slot)
 	}
 	found, err := s.identify(ctx, conn)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if reason := gap(known, found); reason != "" {
 		s.logger.Info("The slot is not the one that it was, the table has what it has missed", watermill.LogFields{
 			"slot": s.config.Slot, "reason": reason, "settled": known.settled.String(), "confirmed": found.confirmed.String(),
 		})
 	}
-	return s.keep(ctx, conn, found)
+	return found.confirmed, s.keep(ctx, conn, found)
 }

@@ -25,11 +25,17 @@ type keeper struct {
 // written is in the log too, which would go on for ever.
 const keepStep = 64 << 10
 
-func newKeeper(conn *pgconn.PgConn, settle func(context.Context, *pgconn.PgConn, pglogrepl.LSN) error) *keeper {
-	return &keeper{conn: conn, settle: settle, asked: make(chan struct{}, 1)}
+// newKeeper takes the position that is written down, and confirmed: the server reads the log from further
+// back, and says so, and the slot is not to go back.
+func newKeeper(
+	conn *pgconn.PgConn, from pglogrepl.LSN, settle func(context.Context, *pgconn.PgConn, pglogrepl.LSN) error,
+) *keeper {
+	k := &keeper{conn: conn, settle: settle, asked: make(chan struct{}, 1)}
+	k.last.Store(uint64(from))
+	return k
 }
 
-// kept is what was written down, 0 at first.
+// kept is what was written down.
 func (k *keeper) kept() pglogrepl.LSN { return pglogrepl.LSN(k.last.Load()) }
 
 // hurry has it written down at once, as far as it has moved at all: a server that shuts down waits for

@@ -13,7 +13,7 @@ import (
 // While nothing is in flight, that is wherever the server is.
 type settled struct {
 	mu sync.Mutex
-	// confirmed may be confirmed. At first it is 0, with which the slot stays where it is.
+	// confirmed may be confirmed.
 	confirmed pglogrepl.LSN
 	// open is the transaction that is being read, if there is one; rows how many of it were
 	// handed on.

@@ -22,18 +22,33 @@ func text(s string) string {
 // slot is what the server says of it.
 type slot struct {
 	isOurs, isLost, isThere bool
+	// confirmed is empty as long as the slot is being made.
+	confirmed string
 }
 
 func (s *Source) look(ctx context.Context, conn *pgconn.PgConn) (slot, error) {
-	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, '')
-		FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
+	row, err := query(ctx, conn, `SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), coalesce(wal_status, ''),
+		coalesce(confirmed_flush_lsn::text, '') FROM pg_replication_slots WHERE slot_name = `+text(s.config.Slot))
 	if err != nil {
 		return slot{}, fmt.Errorf("wal: look for the slot: %w", err)
 	}
 	if row == nil {
 		return slot{}, nil
 	}
-	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost}, nil
+	return slot{isThere: true, isOurs: row[0] == plugin && row[1] == "t", isLost: row[2] == lost, confirmed: row[3]}, nil
+}
+
+// requireMade says that the slot can be read. One that is being made cannot: whoever makes it may be gone, and
+// the server waits for transactions all the same, which nobody is to wait for here.
+func (s *Source) requireMade(ctx context.Context, conn *pgconn.PgConn) error {
+	found, err := s.look(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if !found.isThere || found.confirmed == "" {
+		return fmt.Errorf("%w: %s", ErrNoSlot, s.config.Slot)
+	}
+	return nil
 }
 
 // prepareSlot is ensureSlot, if the slot is not suspended.

@@ -140,10 +140,11 @@ func (s *Source) takeOver(ctx context.Context, conn *pgconn.PgConn, on server) (
 	if err != nil {
 		return nil, err
 	}
-	if err := s.begin(ctx, plain); err != nil {
+	from, err := s.begin(ctx, plain)
+	if err != nil {
 		return nil, errors.Join(err, hangUp(ctx, plain))
 	}
-	return newStream(ctx, conn, s.config, on.reportEvery(), newKeeper(plain, s.settle), s.ended), nil
+	return newStream(ctx, conn, s.config, on.reportEvery(), newKeeper(plain, from, s.settle), s.ended), nil
 }
 
 // ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
@@ -217,8 +218,11 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// start starts the stream on conn, at the position that the slot has confirmed.
+// start starts the stream on conn.
 func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) error {
+	if err := s.requireMade(ctx, conn); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	arguments := []string{`proto_version '1'`, `publication_names ` + literal(quote(s.config.Publication))}

@@ -57,6 +57,7 @@ func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, keeper: keeper,
+		settled: settled{confirmed: keeper.kept()},
 		cancel: func() { cancel(nil) }, done: make(chan struct{}), heard: time.Now(),
 	}
 	keeper.settled = &s.settled
