@@ -77,13 +77,18 @@ func (k *keeper) keep(ctx context.Context, position pglogrepl.LSN) error {
 
 // end writes down the last of it. What is not written down comes again, also from a slot that was suspended.
 func (k *keeper) end(ctx context.Context) error {
+	var err error
+	if position, _ := k.settled.progress(); position > k.kept() && !k.conn.IsClosed() {
+		if err = k.keep(ctx, position); errors.Is(err, ErrSuspended) {
+			err = nil
+		}
+	}
+	return errors.Join(err, k.hangUp(ctx))
+}
+
+func (k *keeper) hangUp(ctx context.Context) error {
 	if k.conn.IsClosed() {
 		return nil
-	}
-	if position, _ := k.settled.progress(); position > k.kept() {
-		if err := k.keep(ctx, position); err != nil && !errors.Is(err, ErrSuspended) {
-			return errors.Join(err, hangUp(ctx, k.conn))
-		}
 	}
 	return hangUp(ctx, k.conn)
 }

@@ -97,11 +97,10 @@ func (s *stream) Close(ctx context.Context) error { return s.close(ctx) }
 func (s *stream) end(ctx context.Context) error {
 	s.cancel()
 	<-s.done // it waits for nothing else
-	err := s.keeper.end(ctx)
 	if s.conn.IsClosed() {
-		return err
+		return s.keeper.hangUp(ctx) // what the slot does not confirm any more comes again
 	}
-	return errors.Join(err, s.report(ctx, false), s.leave(ctx), hangUp(ctx, s.conn))
+	return errors.Join(s.keeper.end(ctx), s.report(ctx, false), s.leave(ctx), hangUp(ctx, s.conn))
 }
 
 // leave waits until the server has hung up: it has the last report then, and the slot is free. What it sends
