@@ -111,7 +111,8 @@ func (c Config) Validate() error {
 			ErrInvalidConfig, c.Publication, len(c.Publication), longest))
 	}
 	if c.MaxRetainedWAL < leastRetainedWAL {
-		errs = append(errs, fmt.Errorf("%w: MaxRetainedWAL is %d, allowed is %d and more", ErrInvalidConfig, c.MaxRetainedWAL, leastRetainedWAL))
+		errs = append(errs, fmt.Errorf("%w: MaxRetainedWAL is %d, allowed is %d and more",
+			ErrInvalidConfig, c.MaxRetainedWAL, leastRetainedWAL))
 	}
 	if c.QueueBytes < 1<<10 || c.QueueBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("%w: QueueBytes is %d, allowed is %d to %d", ErrInvalidConfig, c.QueueBytes, 1<<10, 1<<30))

@@ -2,7 +2,6 @@ package wal
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -34,14 +33,9 @@ type guard struct {
 	status Status
 }
 
-const (
-	// guardInterval is between two measurements. So a slot keeps at most what is written in it
-	// beyond MaxRetainedWAL, and what is left of a segment.
-	guardInterval = time.Second
-	// dropPatience bounds the wait for a reader that is told to go.
-	dropPatience = 10 * time.Second
-	dropRetry    = 50 * time.Millisecond
-)
+// guardInterval is between two measurements. So a slot keeps at most what is written in it
+// beyond MaxRetainedWAL, and what is left of a segment.
+const guardInterval = time.Second
 
 // Status returns what was measured last, by this replica's forwarder. It is safe for concurrent use.
 func (s *Source) Status() Status {
@@ -70,7 +64,7 @@ func (s *Source) Watch(ctx context.Context) {
 			return
 		}
 		if err != nil && !failing {
-			s.logger.Error("What the slot keeps of the write-ahead log cannot be measured", err, watermill.LogFields{"slot": s.config.Slot})
+			s.logger.Error("What the slot keeps of the write-ahead log cannot be measured", err, nil)
 		}
 		failing = err != nil
 		select {
@@ -113,12 +107,14 @@ func (s *Source) measureAndAct(ctx context.Context, conn *pgconn.PgConn) error {
 	return err
 }
 
-const lostReason = "Postgres has given the slot up, since it kept more than max_slot_wal_keep_size"
-
 func (s *Source) measure(ctx context.Context, conn *pgconn.PgConn) (seen Status, isThere, isLost bool, err error) {
-	row, err := query(ctx, conn, `SELECT coalesce((SELECT suspended_because FROM `+s.config.Schema.Slots()+` WHERE slot = `+text(s.config.Slot)+` AND suspended_at IS NOT NULL), ''),
-		s.slot_name IS NOT NULL, coalesce(s.wal_status = 'lost', false), greatest(0, coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn), 0))::bigint
-		FROM (VALUES (1)) AS one LEFT JOIN pg_replication_slots AS s ON s.slot_name = `+text(s.config.Slot)+` AND s.database = current_database() AND s.plugin = '`+plugin+`'`)
+	slot := text(s.config.Slot)
+	row, err := query(ctx, conn, `SELECT
+			coalesce((SELECT suspended_because FROM `+s.config.Schema.Slots()+` WHERE slot = `+slot+` AND suspended_at IS NOT NULL), ''),
+			s.slot_name IS NOT NULL, coalesce(s.wal_status = '`+lost+`', false),
+			greatest(0, coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn), 0))::bigint
+		FROM (VALUES (1)) AS one
+		LEFT JOIN pg_replication_slots AS s ON s.slot_name = `+slot+` AND s.database = current_database() AND s.plugin = '`+plugin+`'`)
 	if err != nil {
 		return Status{}, false, false, fmt.Errorf("wal: measure what the slot keeps: %w", schema.Explain(err))
 	}
@@ -136,7 +132,7 @@ func (s *Source) note(seen Status) {
 	s.guard.status = seen
 	s.guard.mu.Unlock()
 	half := s.config.MaxRetainedWAL / 2
-	fields := watermill.LogFields{"slot": s.config.Slot, "retained_wal": seen.RetainedWAL, "max_retained_wal": s.config.MaxRetainedWAL}
+	fields := watermill.LogFields{"retained_wal": seen.RetainedWAL, "max_retained_wal": s.config.MaxRetainedWAL}
 	switch {
 	case seen.Suspended != "" && before.Suspended == "":
 		s.logger.Error("The slot is suspended, the table is read until Resume is called: "+seen.Suspended, nil, fields)
@@ -147,43 +143,5 @@ func (s *Source) note(seen Status) {
 	}
 	if s.config.OnAlarm != nil {
 		s.config.OnAlarm(s.Status())
-	}
-}
-
-// suspend has the log read no more, by nobody, and drops the slot.
-func (s *Source) suspend(ctx context.Context, conn *pgconn.PgConn, reason string) error {
-	_, err := query(ctx, conn, `INSERT INTO `+s.config.Schema.Slots()+` AS s (slot, system_identifier, timeline, settled, suspended_at, suspended_because)
-		VALUES (`+text(s.config.Slot)+`, '', 0, '0/0', clock_timestamp(), `+text(reason)+`)
-		ON CONFLICT (slot) DO UPDATE SET suspended_at = EXCLUDED.suspended_at, suspended_because = EXCLUDED.suspended_because
-		WHERE s.suspended_at IS NULL`)
-	if err != nil {
-		return fmt.Errorf("wal: suspend the slot: %w", schema.Explain(err))
-	}
-	return s.drop(ctx, conn)
-}
-
-// drop ends whoever reads the slot, by its process, and drops it.
-func (s *Source) drop(ctx context.Context, conn *pgconn.PgConn) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropPatience)
-	defer cancel()
-	where := ` FROM pg_replication_slots WHERE slot_name = ` + text(s.config.Slot) + ` AND database = current_database() AND plugin = '` + plugin + `'`
-	for {
-		_, err := query(ctx, conn, `SELECT pg_terminate_backend(active_pid)`+where+` AND active`)
-		if err == nil {
-			_, err = query(ctx, conn, `SELECT pg_drop_replication_slot(slot_name)`+where)
-		}
-		switch {
-		case err == nil, hasSQLState(err, undefinedObject): // by another replica
-			return nil
-		case hasSQLState(err, insufficientPrivilege):
-			return fmt.Errorf("%w: %w", ErrNoSignalRight, err)
-		case !hasSQLState(err, objectInUse):
-			return fmt.Errorf("wal: drop the slot: %w", err)
-		}
-		select {
-		case <-time.After(dropRetry):
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("wal: drop the slot: %w", err), ctx.Err())
-		}
 	}
 }

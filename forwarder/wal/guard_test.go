@@ -138,23 +138,23 @@ func TestSlotThatIsAnotherOne(t *testing.T) {
 	}
 	settleAll()
 	settleAll()
-	require.Empty(t, lines.with("reason"))
+	require.Empty(t, lines.reasons())
 
 	exec(t, db, `SELECT pg_drop_replication_slot($1)`, slot)
 	fill(t, db, 1)
 	settleAll()
-	require.Equal(t, []any{"the slot was made anew, or moved on"}, lines.with("reason"))
+	require.Equal(t, []any{"the slot was made anew, or moved on"}, lines.reasons())
 
 	fill(t, db, 1)
 	exec(t, db, `SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())`, slot)
 	settleAll()
-	require.Len(t, lines.with("reason"), 2)
+	require.Len(t, lines.reasons(), 2)
 
 	exec(t, db, `UPDATE `+db.Schema.Slots()+` SET timeline = timeline + 1`)
 	settleAll()
-	require.Equal(t, "the server was promoted or restored", lines.with("reason")[2])
+	require.Equal(t, "the server was promoted or restored", lines.reasons()[2])
 
 	exec(t, db, `UPDATE `+db.Schema.Slots()+` SET system_identifier = '1'`)
 	settleAll()
-	require.Equal(t, "the server is another one", lines.with("reason")[3])
+	require.Equal(t, "the server is another one", lines.reasons()[3])
 }

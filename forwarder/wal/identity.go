@@ -21,7 +21,8 @@ type identity struct {
 
 // identify asks while nobody else reads the slot.
 func (s *Source) identify(ctx context.Context, conn *pgconn.PgConn) (found identity, err error) {
-	row, err := query(ctx, conn, `SELECT (pg_control_system()).system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+	row, err := query(ctx, conn, `SELECT (pg_control_system()).system_identifier,
+		('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
 		coalesce(to_jsonb(s) ->> 'synced', 'false'), coalesce(confirmed_flush_lsn, '0/0')
 		FROM pg_replication_slots AS s WHERE slot_name = `+text(s.config.Slot))
 	if err != nil {
@@ -73,7 +74,7 @@ func (s *Source) begin(ctx context.Context, conn *pgconn.PgConn) (from pglogrepl
 	}
 	if reason := gap(known, found); reason != "" {
 		s.logger.Info("The slot is not the one that it was, the table has what it has missed", watermill.LogFields{
-			"slot": s.config.Slot, "reason": reason, "settled": known.settled.String(), "confirmed": found.confirmed.String(),
+			"reason": reason, "settled": known.settled.String(), "confirmed": found.confirmed.String(),
 		})
 	}
 	return found.confirmed, s.keep(ctx, conn, found)

@@ -12,12 +12,12 @@ type log struct {
 	lines []watermill.LogFields
 }
 
-// with are the values of a field, where a line has it.
-func (l *log) with(field string) (values []any) {
+// reasons are the values of that field, where a line has it.
+func (l *log) reasons() (values []any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, line := range l.lines {
-		if value, has := line[field]; has {
+		if value, has := line["reason"]; has {
 			values = append(values, value)
 		}
 	}

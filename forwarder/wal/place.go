@@ -13,7 +13,8 @@ import (
 // checkPlace says whether both addresses lead to one database, and what the role of ours lacks there.
 func (s *Source) checkPlace(ctx context.Context, conn *pgconn.PgConn, db *sql.DB) error {
 	// A table has its number, and a server the time of its start, in one database only.
-	place := `SELECT pg_catalog.concat_ws(' ', pg_catalog.current_database(), ` + text(s.config.Schema.Outbox()) + `::pg_catalog.regclass::pg_catalog.oid,
+	place := `SELECT pg_catalog.concat_ws(' ', pg_catalog.current_database(),
+		` + text(s.config.Schema.Outbox()) + `::pg_catalog.regclass::pg_catalog.oid,
 		pg_catalog.to_char(pg_catalog.pg_postmaster_start_time() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'))`
 	ours, err := query(ctx, conn, place)
 	if err != nil {
@@ -31,7 +32,8 @@ func (s *Source) checkPlace(ctx context.Context, conn *pgconn.PgConn, db *sql.DB
 
 func (s *Source) checkSlotsRight(ctx context.Context, conn *pgconn.PgConn) error {
 	slots := s.config.Schema.Slots()
-	row, err := query(ctx, conn, `SELECT current_user, bool_and(has_table_privilege(`+text(slots)+`, p)) FROM unnest('{SELECT,INSERT,UPDATE}'::text[]) AS p`)
+	row, err := query(ctx, conn, `SELECT current_user, bool_and(has_table_privilege(`+text(slots)+`, p))
+		FROM unnest('{SELECT,INSERT,UPDATE}'::text[]) AS p`)
 	if err != nil {
 		return fmt.Errorf("wal: look for the grants on %s: %w", slots, schema.Explain(err))
 	}
@@ -44,7 +46,8 @@ func (s *Source) checkSlotsRight(ctx context.Context, conn *pgconn.PgConn) error
 // checkSignalRight asks whether the guard could end the reader that has the slot now (Postgres manual, "Server
 // Signaling Functions").
 func (s *Source) checkSignalRight(ctx context.Context, conn *pgconn.PgConn) error {
-	row, err := query(ctx, conn, `SELECT a.usename, current_user FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
+	row, err := query(ctx, conn, `SELECT a.usename, current_user
+		FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
 		JOIN pg_roles AS r ON r.rolname = a.usename
 		WHERE s.slot_name = `+text(s.config.Slot)+` AND NOT pg_has_role(a.usename, 'MEMBER')
 			AND (r.rolsuper OR NOT pg_has_role('pg_signal_backend', 'MEMBER'))`)

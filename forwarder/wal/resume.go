@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/ThreeDotsLabs/watermill"
-
 	"github.com/watermill-outbox/outbox/schema"
 )
 
@@ -25,6 +23,6 @@ func (s *Source) Resume(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("wal: resume: %w", schema.Explain(err)), hangUp(ctx, conn))
 	}
-	s.logger.Info("The slot is resumed", watermill.LogFields{"slot": s.config.Slot})
+	s.logger.Info("The slot is resumed", nil)
 	return hangUp(ctx, conn)
 }

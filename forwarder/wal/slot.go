@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -80,7 +79,7 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 		}
 		return record{because: lostReason}.suspended(s.config.Slot)
 	case s.unreadable.Load():
-		s.logger.Error("The slot is of no use any more, it is made anew", nil, watermill.LogFields{"slot": s.config.Slot})
+		s.logger.Error("The slot is of no use any more, it is made anew", nil, nil)
 		if _, err := query(ctx, conn, `SELECT pg_drop_replication_slot(`+text(s.config.Slot)+`)`); err != nil {
 			return fmt.Errorf("wal: drop the slot: %w", err)
 		}
@@ -103,7 +102,7 @@ func (s *Source) createSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 	if on.version >= failoverSince {
 		options = `(SNAPSHOT 'nothing', FAILOVER)`
 	}
-	s.logger.Info("A replication slot is made, which waits for transactions that write", watermill.LogFields{"slot": s.config.Slot})
+	s.logger.Info("A replication slot is made, which waits for transactions that write", nil)
 	_, err := queryWithoutLimit(ctx, conn, `CREATE_REPLICATION_SLOT `+quote(s.config.Slot)+` LOGICAL `+plugin+` `+options)
 	switch {
 	case hasSQLState(err, configurationLimit):

@@ -39,7 +39,7 @@ func New(cfg Config, logger watermill.LoggerAdapter) (*Source, error) {
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	return &Source{config: cfg, logger: logger}, nil
+	return &Source{config: cfg, logger: logger.With(watermill.LogFields{"slot": cfg.Slot})}, nil
 }
 
 const (
@@ -90,7 +90,10 @@ func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, found s
 
 // unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
 func unfit(err error) error {
-	for _, reason := range []error{ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL, ErrOtherDatabase, ErrNoSlotsRight, ErrNoSignalRight} {
+	for _, reason := range []error{
+		ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL, ErrOtherDatabase, ErrNoSlotsRight,
+		ErrNoSignalRight,
+	} {
 		if errors.Is(err, reason) {
 			return fmt.Errorf("%w: %w", forwarder.ErrUnfitSource, err)
 		}
@@ -107,7 +110,7 @@ func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 			return stream, err
 		}
 		if !said {
-			s.logger.Info("Another replica reads the slot, this one stands by", watermill.LogFields{"slot": s.config.Slot})
+			s.logger.Info("Another replica reads the slot, this one stands by", nil)
 			said = true
 		}
 		select {

@@ -58,7 +58,7 @@ func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, keeper: keeper,
 		settled: settled{confirmed: keeper.kept()},
-		cancel: func() { cancel(nil) }, done: make(chan struct{}), heard: time.Now(),
+		cancel:  func() { cancel(nil) }, done: make(chan struct{}), heard: time.Now(),
 	}
 	keeper.settled = &s.settled
 	var once sync.Once
