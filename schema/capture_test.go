@@ -26,7 +26,7 @@ func newCaptured(t *testing.T, columns string) captured {
 	t.Helper()
 	db := testdb.New(t)
 	c := captured{DB: db, table: `"` + db.Schema.Schema + `".orders`}
-	c.run(t, `CREATE TABLE `+c.table+` (`+columns+`)`)
+	c.run(t, `CREATE TABLE {orders} (`+columns+`)`)
 	return c
 }
 
