@@ -38,8 +38,8 @@ const maxDestinationBytes = 255
 //
 // They are evaluated as the role that applied the trigger, with search_path = pg_catalog:
 // everything else is qualified (public.price(changed)). They become part of a function as
-// they are, so never make them of what users send. An expression that fails fails the
-// statement of the writer: there is no change without its event.
+// they are, so never make them of what users send. With an expression that fails, the
+// statement of the writer fails: there is no change without its event.
 type Capture struct {
 	// Table is the business table's name, taken literally: "Orders" and "orders" are two
 	// tables. It is an ordinary or a partitioned table. Required.
@@ -109,7 +109,8 @@ func (c Capture) validate() error {
 	case c.Destination == "":
 		return fmt.Errorf("%w: Destination is required", ErrInvalidCapture)
 	case len(c.Destination) > maxDestinationBytes:
-		return fmt.Errorf("%w: Destination has %d bytes, at most %d are allowed", ErrInvalidCapture, len(c.Destination), maxDestinationBytes)
+		return fmt.Errorf("%w: Destination has %d bytes, at most %d are allowed",
+			ErrInvalidCapture, len(c.Destination), maxDestinationBytes)
 	case rule != "":
 		return fmt.Errorf("%w: Destination %q %s", ErrInvalidCapture, c.Destination, rule)
 	}

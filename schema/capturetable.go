@@ -38,7 +38,7 @@ func readCapturedTable(ctx context.Context, tx *sql.Tx, c Capture) (capturedTabl
 	defer rows.Close()
 	var (
 		byPlace = map[int]string{}
-		shape   = sha256.New()
+		shape   []byte
 	)
 	for rows.Next() {
 		var (
@@ -48,7 +48,7 @@ func readCapturedTable(ctx context.Context, tx *sql.Tx, c Capture) (capturedTabl
 		if err := rows.Scan(&column, &typeSchema, &typeName, &modifier, &place); err != nil {
 			return capturedTable{}, fmt.Errorf("schema: read the columns of %s: %w", c.table(), err)
 		}
-		fmt.Fprintf(shape, "%q %q %q %d\n", column, typeSchema, typeName, modifier)
+		shape = fmt.Appendf(shape, "%q %q %q %d\n", column, typeSchema, typeName, modifier)
 		if place > 0 {
 			byPlace[place] = column
 		}
@@ -56,7 +56,8 @@ func readCapturedTable(ctx context.Context, tx *sql.Tx, c Capture) (capturedTabl
 	if err := rows.Err(); err != nil {
 		return capturedTable{}, fmt.Errorf("schema: read the columns of %s: %w", c.table(), err)
 	}
-	table := capturedTable{digest: hex.EncodeToString(shape.Sum(nil)[:8])}
+	sum := sha256.Sum256(shape)
+	table := capturedTable{digest: hex.EncodeToString(sum[:8])}
 	for place := range len(byPlace) {
 		table.key = append(table.key, byPlace[place+1])
 	}
