@@ -247,7 +247,8 @@ func TestCaptureDoesNotDependOnTheWritersSession(t *testing.T) {
 	c.run(t, `DELETE FROM {orders}`)
 	c.changes(t)
 
-	tx, err := c.BeginTx(t.Context(), nil)
+	// A session that has no plans yet.
+	tx, err := testdb.Open(t, "postgres", c.DSN).BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	defer tx.Rollback()
 	for _, statement := range []string{
