@@ -158,3 +158,15 @@ func TestSlotThatIsAnotherOne(t *testing.T) {
 	settleAll()
 	require.Equal(t, "the server is another one", lines.reasons()[3])
 }
+
+// A standby keeps the slot too, where the server can have it do so.
+func TestSlotFailsOver(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	open(t, newSource(t, db))
+	var is, can bool
+	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT coalesce((to_jsonb(s) ->> 'failover')::boolean, false),
+		current_setting('server_version_num')::integer >= 170000
+		FROM pg_replication_slots AS s WHERE slot_name = $1`, db.Schema.Schema).Scan(&is, &can))
+	require.Equal(t, can, is)
+}

@@ -20,14 +20,25 @@ func (s *Source) checkPlace(ctx context.Context, conn *pgconn.PgConn, db *sql.DB
 	if err != nil {
 		return fmt.Errorf("wal: look where ReplicationDSN leads: %w", schema.Explain(err))
 	}
-	var theirs string
-	if err := db.QueryRowContext(ctx, place).Scan(&theirs); err != nil {
+	theirs, err := readOne(ctx, db, place)
+	if err != nil {
 		return fmt.Errorf("wal: look where the forwarder's database is: %w", schema.Explain(err))
 	}
 	if ours[0] != theirs {
 		return fmt.Errorf("%w: database, number of the table and start of the server are %s, and %s", ErrOtherDatabase, ours[0], theirs)
 	}
 	return s.checkSlotsRight(ctx, conn)
+}
+
+// readOne keeps a statement together behind a pooler, where a driver prepares it first.
+func readOne(ctx context.Context, db *sql.DB, query string) (value string, err error) {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return "", fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	err = tx.QueryRowContext(ctx, query).Scan(&value)
+	return value, err //nolint:wrapcheck // the caller does
 }
 
 func (s *Source) checkSlotsRight(ctx context.Context, conn *pgconn.PgConn) error {

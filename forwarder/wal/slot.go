@@ -3,7 +3,9 @@ package wal
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -50,17 +52,29 @@ func (s *Source) requireMade(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// prepareSlot is ensureSlot, if the slot is not suspended.
+// prepareSlot returns when the slot is there, if it is not suspended.
 func (s *Source) prepareSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
-	known, err := s.readRecord(ctx, conn)
-	if err != nil {
-		return err
+	for {
+		known, err := s.readRecord(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if known.isSuspended {
+			return known.suspended(s.config.Slot)
+		}
+		if err := s.ensureSlot(ctx, conn, on); !errors.Is(err, errBeingMade) {
+			return err
+		}
+		select {
+		case <-time.After(slotRetry):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	if known.isSuspended {
-		return known.suspended(s.config.Slot)
-	}
-	return s.ensureSlot(ctx, conn, on)
 }
+
+// errBeingMade says that somebody else makes the slot. He may be gone before it is made, and it with him.
+var errBeingMade = errors.New("wal: the slot is being made")
 
 // ensureSlot makes the slot if it is not there, or of no use, since the publication was not there at some
 // time.
@@ -78,6 +92,8 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 			return err
 		}
 		return record{because: lostReason}.suspended(s.config.Slot)
+	case found.confirmed == "":
+		return errBeingMade
 	case s.unreadable.Load():
 		s.logger.Error("The slot is of no use any more, it is made anew", nil, nil)
 		if _, err := query(ctx, conn, `SELECT pg_drop_replication_slot(`+text(s.config.Slot)+`)`); err != nil {
@@ -105,6 +121,8 @@ func (s *Source) createSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 	s.logger.Info("A replication slot is made, which waits for transactions that write", nil)
 	_, err := queryWithoutLimit(ctx, conn, `CREATE_REPLICATION_SLOT `+quote(s.config.Slot)+` LOGICAL `+plugin+` `+options)
 	switch {
+	case hasSQLState(err, duplicateObject):
+		return errBeingMade
 	case hasSQLState(err, configurationLimit):
 		return fmt.Errorf("%w: %w", ErrNoFreeSlot, err)
 	case err != nil:

@@ -60,8 +60,8 @@ func (s *Source) Check(ctx context.Context, db *sql.DB) error {
 	return errors.Join(unfit(s.checkPlace(ctx, conn, db)), hangUp(ctx, conn))
 }
 
-// Prepare makes the slot, where it is missing or of no use any more, and the publication. A slot waits
-// for all transactions of the server that write at this moment. Errors are those of Check, wrap
+// Prepare makes the slot, where it is missing or of no use any more, and the publication, or waits until
+// another replica has made it. A slot waits for all transactions of the server that write at this moment. Errors are those of Check, wrap
 // ErrForeignSlot, ErrNoFreeSlot or ErrSuspended, or come from the database.
 func (s *Source) Prepare(ctx context.Context) error {
 	conn, server, err := s.connectToFit(ctx)
@@ -69,7 +69,7 @@ func (s *Source) Prepare(ctx context.Context) error {
 		return err
 	}
 	err = s.prepareSlot(ctx, conn, server)
-	if hasSQLState(err, objectInUse) || hasSQLState(err, duplicateObject) { // by another replica
+	if hasSQLState(err, objectInUse) { // by another replica
 		err = nil
 	}
 	return errors.Join(unfit(err), hangUp(ctx, conn))
