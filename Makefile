@@ -17,6 +17,8 @@ MODULES := $(sort $(patsubst ./%,%,$(patsubst %/go.mod,%,$(FOUND))))
 # left to the shell, which takes an apostrophe in it for what it is.
 export CLONE := $(CURDIR)
 GOLANGCI := go tool -modfile="$$CLONE/tools/go.mod" golangci-lint
+# It repeats at the end of a module's tests what failed, without the output of the others.
+GOTESTSUM := go tool -modfile="$$CLONE/tools/go.mod" gotestsum --format=standard-quiet
 
 # The servers of 'make services', unless the environment names others.
 SERVICES_POSTGRES_PORT ?= 54329
@@ -35,14 +37,21 @@ ADDRESSES := if [[ -z $${POSTGRES_DSN:-} ]]; then unset "$${!PG@}"; fi; export \
 export GOWORK := off
 
 # check COMMAND...: runs it in $$module, and remembers a failure instead of ending there.
-CHECK := failed=(); check() { \
+# verdict says at the very end what failed: much is printed after that, and a log may be cut.
+CHECK := set -o pipefail; failed=(); said=$$(mktemp -d); trap 'rm -rf "$$said"' EXIT; \
+	check() { \
 		echo "--- $$module: $$*"; \
-		(cd "$$module" && "$$@") || failed+=("$$module: $$*"); \
+		(cd "$$module" && "$$@") 2>&1 | tee "$$said/last" || { \
+			failed+=("$$module: $$*"); \
+			{ grep '^=== FAIL' "$$said/last"; tail -n 40 "$$said/last"; } | cut -c 1-300 >"$$said/$${\#failed[@]}"; \
+		}; \
 	}; \
 	verdict() { \
-		if (($${\#failed[@]})); then \
-			echo; echo 'FAILED:'; printf '  %s\n' "$${failed[@]}"; exit 1; \
-		fi; \
+		local n; \
+		for n in "$${!failed[@]}"; do \
+			echo; echo "FAILED: $${failed[n]}"; cat "$$said/$$((n + 1))"; \
+		done; \
+		((! $${\#failed[@]})); \
 	}
 
 .PHONY: help
@@ -61,6 +70,10 @@ demo: ## run the main job end to end; BROKER=kafka and BROKER=amqp take real ser
 	@for service in $(DEMO_SERVICES); do internal/services/$$service.sh start || exit; done; \
 	$(ADDRESSES); cd examples && go run ./quickstart -broker='$(or $(BROKER),embedded)'
 
+# Built with the tag, Watermill's suite waits five times as long before it gives up, as
+# it does in Watermill's own stress tests: a busy machine is not a failure.
+TEST_FLAGS := -race -tags=stress -count=1 -timeout=20m
+
 .PHONY: test
 test: services ## start the servers if need be, then lint and test every module
 	@$(ADDRESSES); $(CHECK); \
@@ -68,7 +81,7 @@ test: services ## start the servers if need be, then lint and test every module
 		check $(GOLANGCI) run --config "$$CLONE/.golangci.yml" ./...; \
 		check go mod tidy -diff; \
 		check go build -o /dev/null ./...; \
-		check go test -race -count=1 -timeout=20m ./...; \
+		check $(GOTESTSUM) -- $(TEST_FLAGS) ./...; \
 	done; \
 	module=internal/embedded; check $(OTHER_SERVERS); \
 	verdict

@@ -2,13 +2,12 @@ package forwarder
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/lib/pq"
-
-	"github.com/watermill-outbox/outbox/schema"
 )
 
 // errLeftBehind has the table drained, and the stream begun anew.
@@ -57,5 +56,7 @@ func (f *feed) away() pq.StringArray {
 func (f *feed) read(ctx context.Context, query string, args []any, targets ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, f.worker.config.DatabaseTimeout)
 	defer cancel()
-	return schema.Explain(f.worker.db.QueryRowContext(ctx, query, args...).Scan(targets...))
+	return inReadOnlyTx(ctx, f.worker.db, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, query, args...).Scan(targets...) //nolint:wrapcheck // the callers do
+	})
 }

@@ -139,6 +139,7 @@ func (f *Forwarder) run(ctx context.Context, afterwards func(*worker)) error {
 		feed, parked := newFeed(f.config.Source, newWorker, f.logger), newParked(newWorker())
 		workers.Go(func() { feed.run(ctx) })
 		workers.Go(func() { parked.run(ctx) })
+		others.Go(func() { f.config.Source.Watch(ctx) })
 	} else {
 		f.startWorkers(ctx, newWorker, &workers)
 	}
@@ -291,7 +292,7 @@ func (f *Forwarder) inspectDatabase(ctx context.Context) (version int, err error
 		return 0, err //nolint:wrapcheck // waitForDatabase wraps it
 	}
 	if f.config.Source != nil {
-		if err := f.config.Source.Check(ctx); err != nil {
+		if err := f.config.Source.Check(ctx, f.db); err != nil {
 			return 0, fmt.Errorf("source: %w", err)
 		}
 	}

@@ -135,8 +135,10 @@ func (d deployment) orders() bool { return !slices.Contains(d.orderings, None) }
 
 // simulation runs forwarders, producers and operators on one outbox.
 type simulation struct {
-	t          *testing.T
-	db         *testdb.DB
+	t  *testing.T
+	db *testdb.DB
+	// watch is the test's own pool: its sessions are not killed.
+	watch      *sql.DB
 	model      *model
 	deployment deployment
 	// ordered is since when units keep their order.
@@ -305,7 +307,7 @@ func (s *simulation) operate(ctx context.Context, statement string, unit Unit) {
 
 func (s *simulation) letters() map[Unit]map[int]time.Time {
 	letters := map[Unit]map[int]time.Time{}
-	rows, err := s.db.QueryContext(s.t.Context(), `SELECT id, destination, partition_key, dead_at FROM `+s.db.Schema.DeadLetters())
+	rows, err := s.watch.QueryContext(s.t.Context(), `SELECT id, destination, partition_key, dead_at FROM `+s.db.Schema.DeadLetters())
 	require.NoError(s.t, err)
 	defer rows.Close()
 	for rows.Next() {
@@ -366,7 +368,7 @@ func seedOf(t *testing.T) uint64 {
 
 // unblock has units go on whose dead letters block them.
 func (s *simulation) unblock() {
-	rows, err := s.db.QueryContext(s.t.Context(), `UPDATE `+s.db.Schema.DeadLetters()+` SET blocks = false WHERE blocks
+	rows, err := s.watch.QueryContext(s.t.Context(), `UPDATE `+s.db.Schema.DeadLetters()+` SET blocks = false WHERE blocks
 		RETURNING id, destination, partition_key`)
 	require.NoError(s.t, err)
 	defer rows.Close()
@@ -412,10 +414,11 @@ func TestModel(t *testing.T) {
 func simulate(t *testing.T, seed uint64, deployments []deployment) {
 	t.Helper()
 	db := testdb.New(t)
+	watch := db.DB
 	db.DB = testdb.Open(t, "postgres", db.DSN+"&application_name=model_"+db.Schema.Schema)
 	db.SetMaxOpenConns(40)
 	s := &simulation{
-		t: t, db: db, deleted: map[Unit]map[int]bool{}, blocking: map[Unit]map[int]bool{},
+		t: t, db: db, watch: watch, deleted: map[Unit]map[int]bool{}, blocking: map[Unit]map[int]bool{},
 		model: &model{
 			random: rand.New(rand.NewPCG(seed, 0)),
 			away:   map[string]bool{}, first: map[Unit][]delivery{}, seen: map[Unit]map[int]bool{},
@@ -463,7 +466,7 @@ func simulate(t *testing.T, seed uint64, deployments []deployment) {
 		if s.deployment.orders() {
 			s.unblock()
 		}
-		require.NoError(t, db.QueryRowContext(t.Context(),
+		require.NoError(t, watch.QueryRowContext(t.Context(),
 			`SELECT count(*) FROM `+db.Schema.Outbox()+` WHERE published_at IS NULL`).Scan(&left))
 	}
 	require.Zero(t, left, "rows stand still")

@@ -67,8 +67,10 @@ func (p *parked) look(ctx context.Context) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, p.config.DatabaseTimeout)
 		defer cancel()
 		away := append(pq.StringArray{}, p.claimer.marks.leftOut()...)
-		err = p.db.QueryRowContext(ctx, p.query, away, p.config.BatchSize).Scan(&lanes)
-		return lanes, err //nolint:wrapcheck // pause tells what went wrong
+		err = inReadOnlyTx(ctx, p.db, func(tx *sql.Tx) error {
+			return tx.QueryRowContext(ctx, p.query, away, p.config.BatchSize).Scan(&lanes) //nolint:wrapcheck // pause tells what went wrong
+		})
+		return lanes, err
 	})
 	return err
 }

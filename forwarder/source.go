@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 )
 
@@ -12,9 +13,12 @@ var ErrUnfitSource = errors.New("forwarder: the source cannot work")
 // Source is where a forwarder takes new rows from, in place of looking for them in the table. The
 // package wal has one. It is safe for concurrent use.
 type Source interface {
-	// Check says what is missing at the server, and how to mend it. Errors that waiting does
-	// not mend wrap ErrUnfitSource.
-	Check(ctx context.Context) error
+	// Check says what is missing at the server, and how to mend it; db is the forwarder's. Errors
+	// that waiting does not mend wrap ErrUnfitSource.
+	Check(ctx context.Context, db *sql.DB) error
+	// Watch sees to it that the source does no harm, until ctx ends: in each replica, also in
+	// those that have no stream.
+	Watch(ctx context.Context)
 	// Prepare makes what a stream needs. That may take as long as the longest transaction that
 	// writes at this moment, until ctx ends; the table is read meanwhile.
 	Prepare(ctx context.Context) error

@@ -21,7 +21,8 @@ func TestMigrateCreatesDroppedTablesAnew(t *testing.T) {
 	t.Parallel()
 	for name, drop := range map[string]func(db *testdb.DB) string{
 		"outbox": func(db *testdb.DB) string {
-			return `DROP TABLE ` + db.Schema.Outbox() + `, ` + db.Schema.DeadLetters() + `, ` + db.Schema.Settings() + `, ` + db.Schema.Absences()
+			return `DROP TABLE ` + db.Schema.Outbox() + `, ` + db.Schema.DeadLetters() + `, ` + db.Schema.Settings() +
+				`, ` + db.Schema.Absences() + `, ` + db.Schema.Slots()
 		},
 		"inbox": func(db *testdb.DB) string { return `DROP TABLE ` + db.Schema.Inbox() },
 	} {
@@ -46,6 +47,7 @@ func TestMigrateLeavesRemainsAlone(t *testing.T) {
 	t.Parallel()
 	for name, table := range map[string]func(s schema.Postgres) string{
 		"outbox": schema.Postgres.Outbox, "dead letters": schema.Postgres.DeadLetters, "settings": schema.Postgres.Settings, "absences": schema.Postgres.Absences,
+		"slots": schema.Postgres.Slots,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

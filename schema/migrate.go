@@ -295,6 +295,7 @@ func (s Postgres) apply(ctx context.Context, tx *sql.Tx, file string) error {
 		"DeadLetters":           s.DeadLetters(),
 		"Settings":              s.Settings(),
 		"Absences":              s.Absences(),
+		"Slots":                 s.Slots(),
 		"Inbox":                 s.Inbox(),
 		"BackoffIndex":          quote(s.backoffIndexName()),
 		"BackoffIndexQualified": s.qualified(s.backoffIndexName()),

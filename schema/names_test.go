@@ -25,17 +25,19 @@ func TestLongestNamesAreNotCut(t *testing.T) {
 		require.NoError(t, s.Migrate(t.Context(), db.DB))
 		require.NoError(t, s.Check(t.Context(), db.DB))
 		insertThreeColumns(t, db.DB, s)
-		want = append(want, s.Name, s.InboxName, unquoted(s, s.DeadLetters()), unquoted(s, s.Settings()), unquoted(s, s.Absences()))
+		want = append(want, s.Name, s.InboxName, unquoted(s, s.DeadLetters()), unquoted(s, s.Settings()), unquoted(s, s.Absences()),
+			unquoted(s, s.Slots()))
 	}
 	want = append(want, "watermill_outbox_migrations")
 	made := &testdb.DB{DB: db.DB, Schema: base}
 	require.ElementsMatch(t, want, tablesIn(t, made))
-	require.Len(t, want, 11)
+	require.Len(t, want, 13)
 
 	var own int
 	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT count(*) FROM pg_index WHERE indrelid IN (
 		SELECT oid FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1))`, base.Schema).Scan(&own))
-	require.Equal(t, 2*(3+3+1+1+2)+1, own, "each outbox has three indexes, its dead letters too, settings and absences one, each inbox two")
+	require.Equal(t, 2*(3+3+1+1+1+2)+1, own,
+		"each outbox has three indexes, its dead letters too, settings, absences and slots one, each inbox two")
 }
 
 func unquoted(s schema.Postgres, name string) string {

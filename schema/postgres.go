@@ -92,6 +92,10 @@ func (s Postgres) Settings() string { return s.qualified(s.settingsName()) }
 // for use in SQL.
 func (s Postgres) Absences() string { return s.qualified(s.absencesName()) }
 
+// Slots is the table of the replication slots through which the outbox is read from the write-ahead log,
+// qualified and quoted for use in SQL.
+func (s Postgres) Slots() string { return s.qualified(s.slotsName()) }
+
 // Inbox is the inbox table, qualified and quoted for use in SQL.
 func (s Postgres) Inbox() string { return s.qualified(s.withDefaults().InboxName) }
 
@@ -123,6 +127,8 @@ func (s Postgres) waitingIndexName() string {
 }
 
 func (s Postgres) absencesName() string { return deriveName(s.withDefaults().Name, "_absences") }
+
+func (s Postgres) slotsName() string { return deriveName(s.withDefaults().Name, "_slots") }
 
 func (s Postgres) blockedIndexName() string { return deriveName(s.deadLettersName(), "_blocked_idx") }
 
@@ -157,6 +163,7 @@ func (s Postgres) relations() []relation {
 		{"index of waiting rows", s.waitingIndexName(), kindOutbox, 2, false},
 		{"index of blocked units", s.blockedIndexName(), kindOutbox, 2, false},
 		{"index of dead letters by time", s.deadAtIndexName(), kindOutbox, 2, false},
+		{"slots table", s.slotsName(), kindOutbox, 4, true},
 		{"inbox table", s.InboxName, kindInbox, 1, true},
 		{"retention index", s.retentionIndexName(), kindInbox, 1, false},
 		{what: "migrations table", name: migrationsTable},

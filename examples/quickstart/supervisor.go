@@ -77,16 +77,16 @@ func (s *supervisor) live(ctx context.Context, dieAfter int) error {
 	// The end of its input asks it to stop; the delay is for one that does not.
 	cmd.Cancel = stdin.Close
 	cmd.WaitDelay = 2 * longestStop
-	if err := cmd.Start(); err != nil {
-		return err
+	if err = cmd.Start(); err == nil {
+		err = cmd.Wait()
 	}
-	err = cmd.Wait()
 	if unsettled, ok := planned(lastWords.String()); ok {
 		s.died.Add(1)
 		s.onDeath(unsettled)
 		return nil
 	}
-	if interrupted(cmd.ProcessState) || ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) {
+	started := cmd.ProcessState != nil
+	if started && interrupted(cmd.ProcessState) || ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) {
 		return nil
 	}
 	if err == nil {

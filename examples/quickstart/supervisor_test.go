@@ -27,3 +27,11 @@ func TestForwarderThatFailsEndsTheRun(t *testing.T) {
 	require.ErrorContains(t, context.Cause(ctx), "forwarder process: exit status 1")
 	require.Zero(t, relay.deaths())
 }
+
+// A life that is asked to end before it has begun has ended as asked.
+func TestSupervisorStopsBeforeAForwarderStarts(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	require.NoError(t, (&supervisor{}).live(ctx, 0))
+}

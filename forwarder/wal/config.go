@@ -33,13 +33,28 @@ type Config struct {
 	// QueueBytes is about how much is read ahead; beyond it, the server has to wait. A single
 	// row may be larger. Default: 16 MiB.
 	QueueBytes int
+	// MaxRetainedWAL is how many bytes of the write-ahead log the slot may keep from being removed,
+	// as long as a forwarder runs. Beyond it, one of them drops the slot, and the table is
+	// read until Source.Resume is called; at half of it there is a warning. The slot keeps what was
+	// written since the oldest transaction that was open when what is in flight was written: also
+	// a transaction that is open for long has it keep much. Default: 1 GiB.
+	MaxRetainedWAL int64
+	// OnAlarm is called when the slot keeps more than half of MaxRetainedWAL, and when it
+	// is suspended; not again before it keeps less, or is resumed. In each replica. It must
+	// not block. Default: none, it is logged.
+	OnAlarm func(Status)
 	// AcceptUnboundedWAL has it work where max_slot_wal_keep_size is -1. Then nothing keeps
 	// the slot from filling the primary's disk while no forwarder runs, or a broker is away.
 	// Default: false.
 	AcceptUnboundedWAL bool
 }
 
-const defaultQueueBytes = 16 << 20
+const (
+	defaultQueueBytes     = 16 << 20
+	defaultMaxRetainedWAL = 1 << 30
+	// leastRetainedWAL is two segments of the log, of which a slot keeps whole ones.
+	leastRetainedWAL = 32 << 20
+)
 
 func (c *Config) setDefaults() {
 	own := fmt.Sprint("watermill_outbox_", nameHash(databaseOf(c.ReplicationDSN)+"."+c.Schema.Outbox()))
@@ -48,6 +63,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Publication == "" {
 		c.Publication = own
+	}
+	if c.MaxRetainedWAL == 0 {
+		c.MaxRetainedWAL = defaultMaxRetainedWAL
 	}
 	if c.QueueBytes == 0 {
 		c.QueueBytes = defaultQueueBytes
@@ -91,6 +109,10 @@ func (c Config) Validate() error {
 	if len(c.Publication) > longest {
 		errs = append(errs, fmt.Errorf("%w: Publication %q has %d bytes, allowed are %d",
 			ErrInvalidConfig, c.Publication, len(c.Publication), longest))
+	}
+	if c.MaxRetainedWAL < leastRetainedWAL {
+		errs = append(errs, fmt.Errorf("%w: MaxRetainedWAL is %d, allowed is %d and more",
+			ErrInvalidConfig, c.MaxRetainedWAL, leastRetainedWAL))
 	}
 	if c.QueueBytes < 1<<10 || c.QueueBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("%w: QueueBytes is %d, allowed is %d to %d", ErrInvalidConfig, c.QueueBytes, 1<<10, 1<<30))

@@ -14,8 +14,9 @@ var (
 	// ErrNoFreeSlot says that all replication slots are in use: raise max_replication_slots
 	// (it takes a restart), or drop one that nobody needs.
 	ErrNoFreeSlot = errors.New("wal: no replication slot is free: raise max_replication_slots, or drop a slot that nobody needs")
-	// ErrNoSlot says that the slot is missing: somebody has dropped it since Prepare.
-	ErrNoSlot = errors.New("wal: the replication slot is missing")
+	// ErrNoSlot says that the slot is missing, since somebody has dropped it after Prepare, or still being
+	// made.
+	ErrNoSlot = errors.New("wal: the replication slot is missing, or still being made")
 	// ErrForeignSlot says that a slot of that name exists for something else, and was not
 	// touched: choose another name.
 	ErrForeignSlot = errors.New("wal: a replication slot of that name exists and is not ours")
@@ -26,6 +27,20 @@ var (
 	// max_slot_wal_keep_size to what the disk can spare, or Config.AcceptUnboundedWAL.
 	ErrUnboundedWAL = errors.New("wal: max_slot_wal_keep_size is -1, so that a slot that nobody reads fills the disk: " +
 		"ALTER SYSTEM SET max_slot_wal_keep_size = '10GB', and reload; or set AcceptUnboundedWAL")
+	// ErrNoSlotsRight says that the role of the ReplicationDSN may not keep what it has to know of
+	// the slot; the error that wraps it has the command that lets it.
+	ErrNoSlotsRight = errors.New("wal: the role may not write down what is settled")
+	// ErrNoSignalRight says that the role of the ReplicationDSN may not end the reader that has the
+	// slot, another role's: have all replicas use one role, or GRANT pg_signal_backend TO it.
+	ErrNoSignalRight = errors.New("wal: the role may not end the reader of the slot, which is another role's: " +
+		"use one role in all replicas, or GRANT pg_signal_backend TO it")
+	// ErrOtherDatabase says that the ReplicationDSN leads to another database than the one that the
+	// forwarder has.
+	ErrOtherDatabase = errors.New("wal: ReplicationDSN leads to another database than the forwarder's")
+	// ErrSuspended says that the log is not read, since the slot kept more of it than was allowed, or
+	// Postgres has given the slot up; the error that wraps it says why. The table is read
+	// until Source.Resume is called.
+	ErrSuspended = errors.New("wal: the slot is suspended, until Resume is called")
 	// ErrSchemaDrift says that the outbox table is not as it was: a column that is needed is
 	// missing, or of another type. Nothing was skipped: mend the table, and the stream goes
 	// on.

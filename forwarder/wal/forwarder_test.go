@@ -151,6 +151,30 @@ func TestTableIsReadWhileTheSlotWaits(t *testing.T) {
 	require.Equal(t, 5, b.all())
 }
 
+// A replica that began to make the slot may be gone, and the server still be at it.
+func TestTableIsReadWhileTheSlotOfAnotherWaits(t *testing.T) {
+	t.Parallel()
+	db := testdb.New(t)
+	slot := db.Slot(t)
+	long := begin(t, db)
+	insertKeyed(t, db, long, "orders", "long", "long")
+	made := make(chan error, 1)
+	go func() {
+		_, err := db.ExecContext(t.Context(), `SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, slot)
+		made <- err
+	}()
+	eventually(t, func() bool { return count(t, db, `pg_replication_slots WHERE active AND slot_name = '`+slot+`'`) == 1 })
+	var b broker
+	start(t, db, &b, newSource(t, db))
+	insertKeyed(t, db, db, "orders", "a", ids("a", 3)...)
+	eventually(t, func() bool { return len(b.of("a")) == 3 })
+	require.Empty(t, made)
+	require.NoError(t, long.Commit())
+	require.NoError(t, <-made)
+	requireStreaming(t, db)
+	eventually(t, func() bool { return len(b.of("long")) == 1 })
+}
+
 // What was there before the slot, what comes meanwhile and what comes after: each once, and in order.
 func TestForwarderOnTheWAL(t *testing.T) {
 	t.Parallel()

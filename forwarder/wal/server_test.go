@@ -17,7 +17,7 @@ func TestServerThatDoesNotDo(t *testing.T) {
 	source := newSource(t, server.DB)
 
 	server.Set(t, `wal_level = 'replica'`)
-	err := source.Check(t.Context())
+	err := source.Check(t.Context(), server.DB.DB)
 	require.ErrorIs(t, err, wal.ErrWALLevel)
 	require.ErrorIs(t, err, forwarder.ErrUnfitSource)
 	require.ErrorContains(t, err, "it is replica")
@@ -52,9 +52,15 @@ func TestSlotThatPostgresHasGivenUp(t *testing.T) {
 	require.Equal(t, 1, count(t, db, `pg_replication_slots WHERE wal_status = 'lost'`))
 
 	start(t, db, &b, source)
-	requireStreaming(t, db)
+	eventually(t, func() bool { return source.Status().Suspended != "" })
+	require.Contains(t, source.Status().Suspended, "max_slot_wal_keep_size")
 	insertKeyed(t, db, db, "orders", "a", "a-3")
+	eventually(t, func() bool { return len(b.of("a")) == 3 })
+	require.Zero(t, count(t, db, `pg_replication_slots`))
+
+	require.NoError(t, source.Resume(t.Context()))
+	requireStreaming(t, db)
+	insertKeyed(t, db, db, "orders", "a", "a-4")
 	eventually(t, func() bool { return count(t, db, db.Schema.Outbox()) == 0 })
-	require.Equal(t, ids("a", 3), b.of("a"))
-	require.Zero(t, count(t, db, `pg_replication_slots WHERE wal_status = 'lost'`))
+	require.Equal(t, ids("a", 4), b.of("a"))
 }

@@ -13,7 +13,7 @@ import (
 // While nothing is in flight, that is wherever the server is.
 type settled struct {
 	mu sync.Mutex
-	// confirmed may be confirmed. At first it is 0, with which the slot stays where it is.
+	// confirmed may be confirmed.
 	confirmed pglogrepl.LSN
 	// open is the transaction that is being read, if there is one; rows how many of it were
 	// handed on.
@@ -23,6 +23,8 @@ type settled struct {
 	ended []transaction
 	// upTo is the last position that is settled.
 	upTo forwarder.Position
+	// transactions is how many with rows of ours are behind confirmed.
+	transactions int
 }
 
 // transaction has been read to its end.
@@ -89,11 +91,18 @@ func (s *settled) advance() {
 	for len(s.ended) > 0 && !s.upTo.Before(s.ended[0].last) {
 		s.confirmed = max(s.confirmed, s.ended[0].end)
 		s.ended = s.ended[1:]
+		s.transactions++
 	}
 }
 
 func (s *settled) position() pglogrepl.LSN {
+	position, _ := s.progress()
+	return position
+}
+
+// progress is what may be confirmed, and how many transactions with rows were settled.
+func (s *settled) progress() (position pglogrepl.LSN, transactions int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.confirmed
+	return s.confirmed, s.transactions
 }

@@ -2,8 +2,10 @@ package wal
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,6 +24,7 @@ type Source struct {
 	logger watermill.LoggerAdapter
 	// unreadable says that the log cannot be read from where the slot stands.
 	unreadable atomic.Bool
+	guard      guard
 }
 
 var _ forwarder.Source = (*Source)(nil)
@@ -36,7 +39,7 @@ func New(cfg Config, logger watermill.LoggerAdapter) (*Source, error) {
 	if logger == nil {
 		logger = watermill.NopLogger{}
 	}
-	return &Source{config: cfg, logger: logger}, nil
+	return &Source{config: cfg, logger: logger.With(watermill.LogFields{"slot": cfg.Slot})}, nil
 }
 
 const (
@@ -49,24 +52,24 @@ const (
 )
 
 // Check connects, and says what is missing. It makes the publication if that is missing, and no slot.
-func (s *Source) Check(ctx context.Context) error {
+func (s *Source) Check(ctx context.Context, db *sql.DB) error {
 	conn, _, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	return hangUp(ctx, conn)
+	return errors.Join(unfit(s.checkPlace(ctx, conn, db)), hangUp(ctx, conn))
 }
 
-// Prepare makes the slot, where it is missing or of no use any more, and the publication. A slot waits
-// for all transactions of the server that write at this moment. Errors are those of Check, wrap
-// ErrForeignSlot or ErrNoFreeSlot, or come from the database.
+// Prepare makes the slot, where it is missing or of no use any more, and the publication, or waits until
+// another replica has made it. A slot waits for all transactions of the server that write at this moment. Errors are those of Check, wrap
+// ErrForeignSlot, ErrNoFreeSlot or ErrSuspended, or come from the database.
 func (s *Source) Prepare(ctx context.Context) error {
 	conn, server, err := s.connectToFit(ctx)
 	if err != nil {
 		return err
 	}
-	err = s.ensureSlot(ctx, conn, server)
-	if hasSQLState(err, objectInUse) || hasSQLState(err, duplicateObject) { // by another replica
+	err = s.prepareSlot(ctx, conn, server)
+	if hasSQLState(err, objectInUse) { // by another replica
 		err = nil
 	}
 	return errors.Join(unfit(err), hangUp(ctx, conn))
@@ -87,7 +90,10 @@ func (s *Source) connectToFit(ctx context.Context) (conn *pgconn.PgConn, found s
 
 // unfit adds forwarder.ErrUnfitSource to what waiting does not mend.
 func unfit(err error) error {
-	for _, reason := range []error{ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL} {
+	for _, reason := range []error{
+		ErrWALLevel, ErrNoReplicationRight, ErrForeignSlot, ErrNoPublication, ErrUnboundedWAL, ErrOtherDatabase, ErrNoSlotsRight,
+		ErrNoSignalRight,
+	} {
 		if errors.Is(err, reason) {
 			return fmt.Errorf("%w: %w", forwarder.ErrUnfitSource, err)
 		}
@@ -96,7 +102,7 @@ func unfit(err error) error {
 }
 
 // Open starts the stream. It waits while another replica reads the slot, until ctx ends. Errors are
-// those of Check, wrap ErrNoSlot, or come from the database.
+// those of Check, wrap ErrNoSlot or ErrSuspended, or come from the database.
 func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 	for said := false; ; {
 		stream, err := s.open(ctx)
@@ -104,7 +110,7 @@ func (s *Source) Open(ctx context.Context) (forwarder.Stream, error) {
 			return stream, err
 		}
 		if !said {
-			s.logger.Info("Another replica reads the slot, this one stands by", watermill.LogFields{"slot": s.config.Slot})
+			s.logger.Info("Another replica reads the slot, this one stands by", nil)
 			said = true
 		}
 		select {
@@ -124,7 +130,24 @@ func (s *Source) open(ctx context.Context) (forwarder.Stream, error) {
 	if err := s.start(ctx, conn, server); err != nil {
 		return nil, errors.Join(err, hangUp(ctx, conn))
 	}
-	return newStream(ctx, conn, s.config, server.reportEvery(), s.ended), nil
+	stream, err := s.takeOver(ctx, conn, server) // nobody else has the slot now
+	if err != nil {
+		return nil, errors.Join(err, hangUp(ctx, conn))
+	}
+	return stream, nil
+}
+
+// takeOver reads the slot, which nobody else does now.
+func (s *Source) takeOver(ctx context.Context, conn *pgconn.PgConn, on server) (forwarder.Stream, error) {
+	plain, err := s.connectPlainly(ctx)
+	if err != nil {
+		return nil, err
+	}
+	from, err := s.begin(ctx, plain)
+	if err != nil {
+		return nil, errors.Join(err, hangUp(ctx, plain))
+	}
+	return newStream(ctx, conn, s.config, on.reportEvery(), newKeeper(plain, from, s.settle), s.ended), nil
 }
 
 // ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
@@ -135,12 +158,11 @@ func (s *Source) ended(err error) {
 	}
 }
 
+// connect returns a connection for replication.
 func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	config, err := pgconn.ParseConfig(s.config.ReplicationDSN)
+	config, err := s.address()
 	if err != nil {
-		return nil, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig)
+		return nil, err
 	}
 	config.RuntimeParams["replication"] = "database"
 	config.RuntimeParams["client_encoding"] = "UTF8"
@@ -151,10 +173,39 @@ func (s *Source) connect(ctx context.Context) (*pgconn.PgConn, error) {
 	if config.RuntimeParams["wal_sender_timeout"] == "" && !strings.Contains(config.RuntimeParams["options"], "wal_sender_timeout") {
 		config.RuntimeParams["wal_sender_timeout"] = senderTimeout
 	}
-	conn, err := pgconn.ConnectConfig(ctx, config)
+	conn, err := dial(ctx, config)
 	if hasSQLState(err, insufficientPrivilege) {
 		return nil, unfit(fmt.Errorf("%w: ALTER ROLE %s REPLICATION: %w", ErrNoReplicationRight, quote(config.User), err))
 	}
+	return conn, err
+}
+
+// connectPlainly returns a connection for statements.
+func (s *Source) connectPlainly(ctx context.Context) (*pgconn.PgConn, error) {
+	config, err := s.address()
+	if err != nil {
+		return nil, err
+	}
+	config.RuntimeParams["client_encoding"] = "UTF8"
+	config.RuntimeParams["search_path"] = "pg_catalog"
+	config.RuntimeParams["default_transaction_isolation"] = "read committed"
+	config.RuntimeParams["synchronous_commit"] = "local" // what is written down has to stay
+	config.RuntimeParams["statement_timeout"] = strconv.FormatInt(openTimeout.Milliseconds(), 10)
+	return dial(ctx, config)
+}
+
+func (s *Source) address() (*pgconn.Config, error) {
+	config, err := pgconn.ParseConfig(s.config.ReplicationDSN)
+	if err != nil {
+		return nil, fmt.Errorf("%w: ReplicationDSN is neither a URL nor key=value", ErrInvalidConfig)
+	}
+	return config, nil
+}
+
+func dial(ctx context.Context, config *pgconn.Config) (*pgconn.PgConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("wal: connect: %w", err)
 	}
@@ -170,8 +221,11 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// start starts the stream on conn, at the position that the slot has confirmed.
+// start starts the stream on conn.
 func (s *Source) start(ctx context.Context, conn *pgconn.PgConn, on server) error {
+	if err := s.requireMade(ctx, conn); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	arguments := []string{`proto_version '1'`, `publication_names ` + literal(quote(s.config.Publication))}

@@ -34,10 +34,11 @@ type stream struct {
 	conn   *pgconn.PgConn
 	schema schema.Postgres
 	queue  *queue
+	keeper *keeper
 	// every is between two reports.
 	every time.Duration
 
-	// cancel ends the reader, done is closed when it has ended.
+	// cancel ends the reader and the keeper, done is closed when they have ended.
 	cancel context.CancelFunc
 	done   chan struct{}
 	close  func(ctx context.Context) error
@@ -52,23 +53,31 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, ended func(error)) *stream {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it ends with Close
+func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, keeper *keeper, ended func(error)) *stream {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
-		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every,
-		cancel: cancel, done: make(chan struct{}), heard: time.Now(),
+		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, keeper: keeper,
+		settled: settled{confirmed: keeper.kept()},
+		cancel:  func() { cancel(nil) }, done: make(chan struct{}), heard: time.Now(),
 	}
+	keeper.settled = &s.settled
 	var once sync.Once
 	var err error
 	s.close = func(ctx context.Context) error {
 		once.Do(func() { err = s.end(ctx) })
 		return err
 	}
-	go func() {
-		defer close(s.done)
+	var both sync.WaitGroup
+	both.Go(func() {
 		err := s.read(ctx)
+		cancel(err)
 		ended(err)
 		s.queue.end(err)
+	})
+	both.Go(func() { cancel(keeper.run(ctx, every)) })
+	go func() {
+		defer close(s.done)
+		both.Wait()
 	}()
 	return s
 }
@@ -89,9 +98,9 @@ func (s *stream) end(ctx context.Context) error {
 	s.cancel()
 	<-s.done // it waits for nothing else
 	if s.conn.IsClosed() {
-		return nil
+		return s.keeper.hangUp(ctx) // what the slot does not confirm any more comes again
 	}
-	return errors.Join(s.report(ctx, false), s.leave(ctx), hangUp(ctx, s.conn))
+	return errors.Join(s.keeper.end(ctx), s.report(ctx, false), s.leave(ctx), hangUp(ctx, s.conn))
 }
 
 // leave waits until the server has hung up: it has the last report then, and the slot is free. What it sends
@@ -125,11 +134,11 @@ func (s *stream) read(ctx context.Context) error {
 			s.awaitRoom(ctx)
 			continue
 		}
-		if err := s.receive(ctx); err != nil {
+		if err := s.receive(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
-	return ctx.Err() //nolint:wrapcheck // nobody asks
+	return context.Cause(ctx) //nolint:wrapcheck // the keeper's, or nobody asks
 }
 
 // awaitRoom waits until there is room, or a report is due. What the server sends meanwhile, it has
@@ -147,7 +156,7 @@ func (s *stream) awaitRoom(ctx context.Context) {
 
 func (s *stream) report(ctx context.Context, ask bool) error {
 	s.reported = time.Now()
-	position := s.position()
+	position := s.keeper.kept()
 	// The bound of the write is the connection's: a server that reads nothing is silent as well.
 	if err := s.conn.Conn().SetWriteDeadline(s.reported.Add(silence)); err != nil {
 		return fmt.Errorf("wal: report: %w", err)
@@ -200,6 +209,7 @@ func (s *stream) take(data []byte) error {
 		s.passed(keepalive.ServerWALEnd)
 		if keepalive.ReplyRequested {
 			s.reported = time.Time{}
+			s.keeper.hurry()
 		}
 		return nil
 	case pglogrepl.XLogDataByteID:

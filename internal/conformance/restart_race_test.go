@@ -17,7 +17,7 @@ func TestRabbitMQRestarts(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	command := exec.CommandContext(ctx, "go", "test", "-race=false", "-count=1", "-timeout=9m", "-run=^TestRabbitMQRestarts$", "-v", ".")
+	command := exec.CommandContext(ctx, "go", "test", "-race=false", "-tags=stress", "-count=1", "-timeout=9m", "-run=^TestRabbitMQRestarts$", "-v", ".")
 	output, err := command.CombinedOutput()
 	require.NoErrorf(t, err, "%s", output)
 	require.Contains(t, string(output), "--- PASS: TestRabbitMQRestarts ")

@@ -47,6 +47,7 @@ func TestModes(t *testing.T) {
 				name := fmt.Sprint(cfg.Ordering, "_", cfg.Settlement)
 				t.Run(name, func(t *testing.T) { publishAndForward(t, db.withOutbox(t, name), m, cfg) })
 			}
+			t.Run("write-ahead log", func(t *testing.T) { forwardFromTheLog(t, db.withOutbox(t, "logged"), m) })
 			t.Run("queue", func(t *testing.T) { sendAndReceive(t, db.withOutbox(t, "queue"), m) })
 			t.Run("admin", func(t *testing.T) { administer(t, db.withOutbox(t, "administered"), m) })
 			t.Run("middleware", func(t *testing.T) { handleAndForget(t, db, m) })

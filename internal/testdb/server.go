@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -80,7 +79,9 @@ func (s *Server) Shutdown(t *testing.T) {
 	first, _, _ := strings.Cut(string(content), "\n")
 	pid, err := strconv.Atoi(first)
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGINT)) // a fast shutdown (Postgres manual, "Shutting Down the Server")
+	process, err := os.FindProcess(pid)
+	require.NoError(t, err)
+	require.NoError(t, process.Signal(os.Interrupt)) // a fast shutdown (Postgres manual, "Shutting Down the Server")
 	const patience = 2 * time.Minute
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(file)
