@@ -92,7 +92,7 @@ func TestVeryLargeTransaction(t *testing.T) { //nolint:paralleltest // it measur
 	if isRace || testing.Short() {
 		rows = 100_000
 	}
-	const keys, most = 100, 256 << 20
+	const keys, most = 100, 128 << 20
 	db := testdb.New(t)
 	c := &counting{last: make([]int, keys)}
 	source := newSource(t, db, func(cfg *wal.Config) {
