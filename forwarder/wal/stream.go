@@ -53,7 +53,9 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, keeper *keeper, ended func(error, pglogrepl.LSN)) *stream {
+func newStream(
+	ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, keeper *keeper, ended func(error, pglogrepl.LSN),
+) *stream {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, keeper: keeper,

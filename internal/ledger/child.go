@@ -120,7 +120,8 @@ func sourceOf(cfg childConfig, logger watermill.LoggerAdapter) (forwarder.Source
 	parameters.Set("application_name", readerName(cfg.Number))
 	dsn.RawQuery = strings.ReplaceAll(parameters.Encode(), "+", "%20") // pgx takes a plus literally
 	source, err := wal.New(wal.Config{
-		Schema: cfg.Schema, ReplicationDSN: dsn.String(), Slot: cfg.Forwarder.Slot, Publication: cfg.Forwarder.Slot, AcceptUnboundedWAL: true,
+		Schema: cfg.Schema, ReplicationDSN: dsn.String(), Slot: cfg.Forwarder.Slot, Publication: cfg.Forwarder.Slot,
+		AcceptUnboundedWAL: true,
 	}, logger)
 	if err != nil {
 		return nil, err

@@ -31,12 +31,10 @@ func TestFromTheWAL(t *testing.T) {
 
 func TestMarkPublishedFromTheWAL(t *testing.T) {
 	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		run(t, b, ledger.Config{
-			Replicas: 2, Kills: 6, InsertDelay: 20 * time.Millisecond,
-			Forwarder: ledger.ForwarderConfig{Slot: fromWAL, Settlement: forwarder.MarkPublished},
-		})
+	b := ledger.NewKafka(t)
+	run(t, b, ledger.Config{
+		Replicas: 2, Kills: 6, InsertDelay: 20 * time.Millisecond,
+		Forwarder: ledger.ForwarderConfig{Slot: fromWAL, Settlement: forwarder.MarkPublished},
 	})
 }
 
@@ -50,50 +48,44 @@ func TestWithoutOrderFromTheWAL(t *testing.T) {
 // No kill explains a single duplicate here.
 func TestNothingTwiceFromTheWALUnlessKilled(t *testing.T) {
 	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		run(t, b, ledger.Config{Replicas: 3, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL}})
-	})
+	b := ledger.NewAMQP(t)
+	run(t, b, ledger.Config{Replicas: 3, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL}})
 }
 
 // A service in another language, and messages that no broker takes.
 func TestOutsideAndPoisonFromTheWAL(t *testing.T) {
 	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		report := run(t, b, ledger.Config{
-			Replicas: 2, Faults: poison,
-			Forwarder: ledger.ForwarderConfig{Slot: fromWAL, MaxAttempts: 3, RetryMax: time.Second},
-		})
-		require.Equal(t, 2, report.DeadLetters)
+	b := ledger.NewKafka(t)
+	report := run(t, b, ledger.Config{
+		Replicas: 2, Faults: poison,
+		Forwarder: ledger.ForwarderConfig{Slot: fromWAL, MaxAttempts: 3, RetryMax: time.Second},
 	})
+	require.Equal(t, 2, report.DeadLetters)
 }
 
 // Behind a dead letter its unit waits, also that of a replica that is killed, until somebody lets it
 // go on.
 func TestBlockFromTheWAL(t *testing.T) {
 	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		report := run(t, b, ledger.Config{
-			Replicas:  2,
-			Forwarder: ledger.ForwarderConfig{Slot: fromWAL, OnDeadLetter: forwarder.Block, MaxAttempts: 3, RetryMax: time.Second},
-			Faults: func(ctx context.Context, c *ledger.Control) error {
-				if err := poison(ctx, c); err != nil {
-					return err
-				}
-				if err := c.WriteMore(ctx, 200); err != nil {
-					return err
-				}
-				waited, err := c.Unblock(ctx)
-				if err == nil {
-					require.Positive(t, waited)
-				}
+	b := ledger.NewAMQP(t)
+	report := run(t, b, ledger.Config{
+		Replicas:  2,
+		Forwarder: ledger.ForwarderConfig{Slot: fromWAL, OnDeadLetter: forwarder.Block, MaxAttempts: 3, RetryMax: time.Second},
+		Faults: func(ctx context.Context, c *ledger.Control) error {
+			if err := poison(ctx, c); err != nil {
 				return err
-			},
-		})
-		require.Equal(t, 2, report.DeadLetters)
+			}
+			if err := c.WriteMore(ctx, 200); err != nil {
+				return err
+			}
+			waited, err := c.Unblock(ctx)
+			if err == nil {
+				require.Positive(t, waited)
+			}
+			return err
+		},
 	})
+	require.Equal(t, 2, report.DeadLetters)
 }
 
 // poison writes two messages that cannot be sent, each among others of its key, and kills replicas
@@ -131,10 +123,8 @@ func TestTableAndWALSideBySide(t *testing.T) {
 
 func TestTableAndWALSideBySideSendNothingTwiceUnlessKilled(t *testing.T) {
 	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		run(t, b, sideBySide(t, b, ledger.Config{Replicas: 4}))
-	})
+	b := ledger.NewKafka(t)
+	run(t, b, sideBySide(t, b, ledger.Config{Replicas: 4}))
 }
 
 // sideBySide has every other replica read the log.
