@@ -99,6 +99,10 @@ func (f *feed) follow(ctx context.Context) (err error) {
 	return f.forward(ctx, stream, lanes)
 }
 
+// partsAhead is how many parts of what a stream brings at once a worker may have to come, so that one
+// that is busy does not keep others waiting.
+const partsAhead = 4
+
 // forward hands the changes to workers, each those of its lanes, until the stream ends or a worker
 // does. It returns when all have.
 func (f *feed) forward(ctx context.Context, stream Stream, lanes int) error {
@@ -108,7 +112,7 @@ func (f *feed) forward(ctx context.Context, stream Stream, lanes int) error {
 	queues := make([]chan []*change, min(f.worker.config.Workers, lanes))
 	var working sync.WaitGroup
 	for i := range queues {
-		queues[i] = make(chan []*change)
+		queues[i] = make(chan []*change, partsAhead)
 		s := &streamer{worker: f.newWorker(), queue: queues[i], progress: done}
 		s.streams = true
 		working.Go(func() { cancel(s.run(ctx)) })

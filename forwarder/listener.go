@@ -137,10 +137,18 @@ func (l *listener) receive(ctx context.Context, private string, notifications <-
 
 // notify goes by the connections that everything else goes by.
 func (l *listener) notify(ctx context.Context, channel string) error {
-	_, err := answered(2*l.config.DatabaseTimeout, func() (sql.Result, error) {
+	_, err := answered(2*l.config.DatabaseTimeout, func() (struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, l.config.DatabaseTimeout)
 		defer cancel()
-		return l.db.ExecContext(ctx, `SELECT pg_catalog.pg_notify($1, '')`, channel)
+		tx, err := l.db.BeginTx(ctx, nil) // a pooler must not part a statement from its parameter
+		if err != nil {
+			return struct{}{}, err //nolint:wrapcheck // done below
+		}
+		defer func() { _ = tx.Rollback() }()
+		if _, err := tx.ExecContext(ctx, `SELECT pg_catalog.pg_notify($1, '')`, channel); err != nil {
+			return struct{}{}, err //nolint:wrapcheck // done below
+		}
+		return struct{}{}, tx.Commit()
 	})
 	if err != nil {
 		return fmt.Errorf("notify: %w", schema.Explain(err))

@@ -191,8 +191,11 @@ func (l *lookout) search(ctx context.Context) (lane int, found bool) {
 	hash, err := answered(2*l.config.DatabaseTimeout, func() (hash sql.Null[int64], err error) {
 		ctx, cancel := context.WithTimeout(ctx, l.config.DatabaseTimeout)
 		defer cancel()
-		err = l.db.QueryRowContext(ctx, l.query, v.from, append(pq.StringArray{}, v.away...), v.total, v.held).Scan(&hash)
-		return hash, err //nolint:wrapcheck // nobody reads it
+		err = inReadOnlyTx(ctx, l.db, func(tx *sql.Tx) error {
+			away := append(pq.StringArray{}, v.away...)
+			return tx.QueryRowContext(ctx, l.query, v.from, away, v.total, v.held).Scan(&hash) //nolint:wrapcheck // nobody reads it
+		})
+		return hash, err
 	})
 	l.mu.Lock()
 	defer l.mu.Unlock()

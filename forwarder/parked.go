@@ -42,9 +42,11 @@ func (p *parked) run(ctx context.Context) {
 		if err == nil && len(p.lanes) > 0 {
 			out, err = p.turn(ctx, p.claimDue)
 		}
-		if errors.Is(err, errUnanswered) { // the one that does not come back may still be at it
+		if errors.Is(err, errUnanswered) { // the call that does not come back may still use all that p has
+			p.database.note(databaseTrouble(err), err, 0, began)
 			p.giveUp()
-			p.worker = p.another()
+			newParked(p.another()).run(ctx)
+			return
 		}
 		if err == nil {
 			p.database.over()

@@ -57,6 +57,7 @@ const (
 	configurationLimit    = "53400"
 	objectInUse           = "55006"
 	undefinedObject       = "42704"
+	internalError         = "XX000"
 )
 
 func hasSQLState(err error, code string) bool {

@@ -13,11 +13,24 @@ type queue struct {
 	// filled and emptied get something when the other side may go on.
 	filled, emptied chan struct{}
 
-	mu      sync.Mutex
+	mu     sync.Mutex
+	chunks []chunk
+	bytes  int
+	err    error
+}
+
+// chunk is what is taken at once. What a forwarder makes of a row is larger than the row.
+type chunk struct {
 	changes []forwarder.Change
 	bytes   int
-	err     error
 }
+
+const (
+	chunkRows  = 1000
+	chunkBytes = 1 << 20
+)
+
+func (c chunk) isFull() bool { return len(c.changes) >= chunkRows || c.bytes >= chunkBytes }
 
 func newQueue(limit int) *queue {
 	return &queue{limit: limit, filled: make(chan struct{}, 1), emptied: make(chan struct{}, 1)}
@@ -39,8 +52,13 @@ func (q *queue) isFull() bool {
 func (q *queue) push(c forwarder.Change) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.changes = append(q.changes, c)
-	q.bytes += sizeOf(c)
+	if len(q.chunks) == 0 || q.chunks[len(q.chunks)-1].isFull() {
+		q.chunks = append(q.chunks, chunk{})
+	}
+	last, size := &q.chunks[len(q.chunks)-1], sizeOf(c)
+	last.changes = append(last.changes, c)
+	last.bytes += size
+	q.bytes += size
 	signal(q.filled)
 }
 
@@ -52,7 +70,7 @@ func (q *queue) end(err error) {
 	signal(q.filled)
 }
 
-// take waits until there is something, and takes all.
+// take waits until there is something, and takes the first of it.
 func (q *queue) take(ctx context.Context) ([]forwarder.Change, error) {
 	for {
 		if changes, err := q.takeNow(); len(changes) > 0 || err != nil {
@@ -69,13 +87,15 @@ func (q *queue) take(ctx context.Context) ([]forwarder.Change, error) {
 func (q *queue) takeNow() ([]forwarder.Change, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	changes := q.changes
-	if len(changes) == 0 {
+	if len(q.chunks) == 0 {
 		return nil, q.err
 	}
-	q.changes, q.bytes = nil, 0
+	first := q.chunks[0]
+	q.chunks[0] = chunk{}
+	q.chunks = q.chunks[1:]
+	q.bytes -= first.bytes
 	signal(q.emptied)
-	return changes, nil
+	return first.changes, nil
 }
 
 func signal(c chan struct{}) {

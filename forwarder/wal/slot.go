@@ -76,8 +76,7 @@ func (s *Source) prepareSlot(ctx context.Context, conn *pgconn.PgConn, on server
 // errBeingMade says that somebody else makes the slot. He may be gone before it is made, and it with him.
 var errBeingMade = errors.New("wal: the slot is being made")
 
-// ensureSlot makes the slot if it is not there, or of no use, since the publication was not there at some
-// time.
+// ensureSlot makes the slot if it is not there, or of no use.
 func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server) error {
 	found, err := s.look(ctx, conn)
 	switch {
@@ -94,12 +93,12 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgconn.PgConn, on server)
 		return record{because: lostReason}.suspended(s.config.Slot)
 	case found.confirmed == "":
 		return errBeingMade
-	case s.unreadable.Load():
+	case s.isStuck(found):
 		s.logger.Error("The slot is of no use any more, it is made anew", nil, nil)
 		if _, err := query(ctx, conn, `SELECT pg_drop_replication_slot(`+text(s.config.Slot)+`)`); err != nil {
 			return fmt.Errorf("wal: drop the slot: %w", err)
 		}
-		s.unreadable.Store(false)
+		s.stuckAt.Store(0)
 		return s.createSlot(ctx, conn, on)
 	}
 	return nil

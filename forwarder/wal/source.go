@@ -22,9 +22,9 @@ import (
 type Source struct {
 	config Config
 	logger watermill.LoggerAdapter
-	// unreadable says that the log cannot be read from where the slot stands.
-	unreadable atomic.Bool
-	guard      guard
+	// stuckAt is the confirmed position of a slot from where the log cannot be read; 0: there is none.
+	stuckAt atomic.Uint64
+	guard   guard
 }
 
 var _ forwarder.Source = (*Source)(nil)
@@ -150,12 +150,24 @@ func (s *Source) takeOver(ctx context.Context, conn *pgconn.PgConn, on server) (
 	return newStream(ctx, conn, s.config, on.reportEvery(), newKeeper(plain, from, s.settle), s.ended), nil
 }
 
-// ended is told why a stream has ended. Postgres reads the log with the publication as it was then:
-// where it was not there, it never gets past that.
-func (s *Source) ended(err error) {
-	if hasSQLState(err, undefinedObject) {
-		s.unreadable.Store(true)
+// ended is told why a stream has ended, and where the slot stands. A server may never get past that: it reads the
+// log with the publication as it was then, and where that was not there, or with what it knows of tables, which
+// lacks some that were made while the slot was.
+func (s *Source) ended(err error, at pglogrepl.LSN) {
+	if hasSQLState(err, undefinedObject) || hasSQLState(err, internalError) {
+		s.stuckAt.Store(uint64(at))
 	}
+}
+
+// isStuck says that the slot is that one, still. Another replica may have made it anew.
+func (s *Source) isStuck(found slot) bool {
+	at := s.stuckAt.Load()
+	position, err := pglogrepl.ParseLSN(found.confirmed)
+	if at != 0 && (err != nil || uint64(position) != at) {
+		s.stuckAt.CompareAndSwap(at, 0)
+		return false
+	}
+	return at != 0
 }
 
 // connect returns a connection for replication.

@@ -53,7 +53,9 @@ type stream struct {
 	xid      uint32
 }
 
-func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, keeper *keeper, ended func(error)) *stream {
+func newStream(
+	ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.Duration, keeper *keeper, ended func(error, pglogrepl.LSN),
+) *stream {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // it ends with Close
 	s := &stream{
 		conn: conn, schema: cfg.Schema, queue: newQueue(cfg.QueueBytes), every: every, keeper: keeper,
@@ -71,7 +73,7 @@ func newStream(ctx context.Context, conn *pgconn.PgConn, cfg Config, every time.
 	both.Go(func() {
 		err := s.read(ctx)
 		cancel(err)
-		ended(err)
+		ended(err, keeper.kept())
 		s.queue.end(err)
 	})
 	both.Go(func() { cancel(keeper.run(ctx, every)) })

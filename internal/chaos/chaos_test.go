@@ -25,6 +25,9 @@ type scenario struct {
 	thorough bool
 	// alone says that it breaks what runs in other lanes need.
 	alone bool
+	// tableOnly says that it is all the same where forwarders take rows from; shortFromLog
+	// that it is part of the short form with the write-ahead log as the source.
+	tableOnly, shortFromLog bool
 	// variants are the ways in which it runs. Default: everywhere.
 	variants []variant
 	// full is how many of them are part of the full form. Default: 1.
@@ -82,6 +85,15 @@ type faultsFunc func(ctx context.Context, w *world, c *ledger.Control) error
 type planned struct {
 	scenario
 	variant
+
+	fromLog bool
+}
+
+func (p planned) String() string {
+	if p.fromLog {
+		return p.variant.String() + " log"
+	}
+	return p.variant.String()
 }
 
 // TestFaults runs scenarios. After each the books must balance.
@@ -89,35 +101,62 @@ func TestFaults(t *testing.T) { //nolint:paralleltest // its lanes share servers
 	seed := chosenSeed(t)
 	t.Logf("%s=%d", seedVariable, seed)
 	lanes := startLanes(t)
-	var plan []planned
-	switch form := os.Getenv(formVariable); form {
-	case "", "short":
-		for i, one := range scenarios() { // in one way this one, in another way the next
-			if one.short {
-				plan = append(plan, planned{one, one.variants[i%len(one.variants)]})
-			}
-		}
-	case "full":
-		for i, one := range scenarios() {
-			if one.thorough {
-				continue
-			}
-			for n := range max(1, one.full) {
-				plan = append(plan, planned{one, one.variants[(i+n)%len(one.variants)]})
-			}
-		}
-	case "all":
-		for _, one := range scenarios() {
-			for _, v := range one.variants {
-				plan = append(plan, planned{one, v})
-			}
-		}
-	case "soak":
+	form := os.Getenv(formVariable)
+	if form == "soak" {
 		lanes[0].soak(t, seed)
-	default:
-		require.Failf(t, "unknown form", "%s is %q, it must be short, full, all or soak", formVariable, form)
+		return
 	}
-	runAll(t, lanes[:], plan, seed)
+	runAll(t, lanes[:], planOf(t, form), seed)
+}
+
+// planOf has a scenario in one way, and the next one in another, unless the form is all.
+func planOf(t *testing.T, form string) (plan []planned) {
+	t.Helper()
+	for i, one := range scenarios() {
+		ways, logged := one.variants, one.logged()
+		table, log := 0, 0 // how many of them
+		switch form {
+		case "", "short":
+			table, log = number(one.short), number(one.shortFromLog)
+		case "full":
+			if !one.thorough {
+				table, log = max(1, one.full), 1
+			}
+		case "all":
+			table, log = len(ways), len(logged)
+		default:
+			require.Failf(t, "unknown form", "%s is %q, it must be short, full, all or soak", formVariable, form)
+		}
+		for n := range table {
+			plan = append(plan, planned{one, ways[(i+n)%len(ways)], false})
+		}
+		for n := range min(log, len(logged)) {
+			plan = append(plan, planned{one, logged[(i+n)%len(logged)], true})
+		}
+	}
+	return plan
+}
+
+func number(isOne bool) int {
+	if isOne {
+		return 1
+	}
+	return 0
+}
+
+// logged are the ways in which it runs with the write-ahead log as the source, which takes a
+// connection without a pooler.
+func (s scenario) logged() (ways []variant) {
+	if s.tableOnly {
+		return nil
+	}
+	for _, v := range s.variants {
+		v.pooled = false
+		if !slices.Contains(ways, v) {
+			ways = append(ways, v)
+		}
+	}
+	return ways
 }
 
 // runAll begins with what runs alone. Then each lane takes what is next.
@@ -166,18 +205,27 @@ func (l *lane) soak(t *testing.T, seed uint64) {
 	all := scenarios()
 	for end := time.Now().Add(duration); time.Now().Before(end) && !t.Failed(); {
 		one := all[chance.IntN(len(all))]
-		l.run(t, planned{one, one.variants[chance.IntN(len(one.variants))]}, 1+chance.Uint64N(1<<32))
+		ways, fromLog := one.variants, chance.IntN(2) == 0 && !one.tableOnly
+		if fromLog {
+			ways = one.logged()
+		}
+		l.run(t, planned{one, ways[chance.IntN(len(ways))], fromLog}, 1+chance.Uint64N(1<<32))
 	}
 }
 
 func (l *lane) run(t *testing.T, p planned, seed uint64) {
 	t.Helper()
-	t.Run(fmt.Sprintf("%s/%s", p.name, p.variant), func(t *testing.T) {
+	t.Run(fmt.Sprintf("%s/%s", p.name, p), func(t *testing.T) {
 		w := l.newWorld(t, p.variant, seed, p.settings...)
 		if p.prepare != nil {
 			p.prepare(w)
 		}
-		w.config.Faults = func(ctx context.Context, c *ledger.Control) error { return p.faults(ctx, w, c) }
+		faults := p.faults
+		if p.fromLog {
+			w.readLog()
+			faults = whileStreaming(faults)
+		}
+		w.config.Faults = func(ctx context.Context, c *ledger.Control) error { return faults(ctx, w, c) }
 		balanced := false
 		defer func() {
 			if !balanced {

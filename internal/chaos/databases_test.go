@@ -18,7 +18,7 @@ func databaseFaults() []scenario {
 		{name: "Postgres restarted, immediate", alone: true, prepare: atLeisure, faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 			return w.bounce(ctx, c, "postgres.sh", func() error { return w.servers.signal(ctx, "postgres.sh", syscall.SIGQUIT) })
 		}},
-		{name: "all backends terminated", faults: backendsTerminated},
+		{name: "all backends terminated", shortFromLog: true, faults: backendsTerminated},
 		isolated("serializable"),
 		isolated("repeatable read"),
 		{name: "idle_in_transaction_session_timeout 1 s", settings: []string{"idle_in_transaction_session_timeout = '1s'"}, prepare: patientPublisher, faults: brokerTakesTwoSeconds},
@@ -50,7 +50,7 @@ func backendsTerminated(ctx context.Context, w *world, c *ledger.Control) error 
 		}
 		c.HitAll()
 		_, err := w.db.ExecContext(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-			WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+			WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type IN ('client backend', 'walsender')`)
 		if err != nil {
 			return err
 		}

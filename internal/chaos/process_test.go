@@ -21,10 +21,11 @@ func processFaults() (all []scenario) {
 
 func killedAt(at ledger.Point, short bool) scenario {
 	return scenario{
-		name:     "killed " + inWords(at),
-		short:    short,
-		variants: []variant{{kafka, 4, false}, {rabbitmq, 1, true}, {rabbitmq, 4, true}, {kafka, 1, false}},
-		full:     2, // one replica, and four
+		name:         "killed " + inWords(at),
+		short:        short,
+		shortFromLog: at == ledger.AfterPublish,
+		variants:     []variant{{kafka, 4, false}, {rabbitmq, 1, true}, {rabbitmq, 4, true}, {kafka, 1, false}},
+		full:         2, // one replica, and four
 		faults: func(ctx context.Context, _ *world, c *ledger.Control) error {
 			for _, share := range []float64{0.2, 0.4, 0.6, 0.8} {
 				if err := c.Reach(ctx, share); err != nil {

@@ -69,7 +69,9 @@ func tcpFaults() (all []scenario) {
 						patientPublisher(w) // nothing may be sent twice, however busy the machine is
 					}
 				},
-				short: len(all)%tcpShortEvery == 0,
+				short:        len(all)%tcpShortEvery == 0,
+				shortFromLog: kind.name == "reset" && between.pair == forwarderPostgres,
+				tableOnly:    !isOfForwarder(between.pair),
 				faults: func(ctx context.Context, w *world, c *ledger.Control) error {
 					if err := c.Reach(ctx, 0.3); err != nil {
 						return err

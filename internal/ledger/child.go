@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +30,7 @@ const (
 
 // childConfig crosses the border between processes as JSON.
 type childConfig struct {
+	Number    int
 	DSN       string
 	Schema    schema.Postgres
 	Broker    BrokerAddress
@@ -82,6 +85,7 @@ func runChild(encoded string) error {
 		Schema:       cfg.Schema,
 		Ordering:     cfg.Forwarder.Ordering,
 		Settlement:   cfg.Forwarder.Settlement,
+		OnDeadLetter: cfg.Forwarder.OnDeadLetter,
 		Workers:      cfg.Forwarder.Workers,
 		BatchSize:    cfg.Forwarder.BatchSize,
 		PollInterval: cfg.Forwarder.PollInterval,
@@ -108,14 +112,25 @@ func sourceOf(cfg childConfig, logger watermill.LoggerAdapter) (forwarder.Source
 	if cfg.Forwarder.Slot == "" {
 		return nil, nil //nolint:nilnil // as said
 	}
+	dsn, err := url.Parse(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	parameters := dsn.Query()
+	parameters.Set("application_name", readerName(cfg.Number))
+	dsn.RawQuery = strings.ReplaceAll(parameters.Encode(), "+", "%20") // pgx takes a plus literally
 	source, err := wal.New(wal.Config{
-		Schema: cfg.Schema, ReplicationDSN: cfg.DSN, Slot: cfg.Forwarder.Slot, Publication: cfg.Forwarder.Slot, AcceptUnboundedWAL: true,
+		Schema: cfg.Schema, ReplicationDSN: dsn.String(), Slot: cfg.Forwarder.Slot, Publication: cfg.Forwarder.Slot,
+		AcceptUnboundedWAL: true,
 	}, logger)
 	if err != nil {
 		return nil, err
 	}
 	return source, nil
 }
+
+// readerName is what the server knows a replica by that reads the log.
+func readerName(number int) string { return fmt.Sprint("ledger-", number) }
 
 // untilInputEnds does what it is told meanwhile.
 func untilInputEnds(points *points) context.Context {

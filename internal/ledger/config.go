@@ -40,6 +40,9 @@ type Config struct {
 	// Replicas is how many forwarder processes run at a time. Default: 1.
 	Replicas  int
 	Forwarder ForwarderConfig
+	// SlotOf is asked for each replica that starts, by its number, which slot it reads.
+	// Default: Forwarder.Slot.
+	SlotOf func(replica int) string
 
 	// Kills is how many replicas are killed at random moments, each replaced by a new
 	// one. SelfKills is how many kill themselves between publish and settle, so that
@@ -76,11 +79,12 @@ type Config struct {
 type ForwarderConfig struct {
 	Ordering     forwarder.Ordering
 	Settlement   forwarder.Settlement
+	OnDeadLetter forwarder.DeadLetterPolicy
 	Workers      int
 	BatchSize    int
 	PollInterval time.Duration
 	// Slot has new rows come from the write-ahead log, through the slot and the publication
-	// of that name.
+	// of that name. Empty: the table is read.
 	Slot string
 	// ListenDSN has replicas sleep.
 	ListenDSN string
@@ -100,6 +104,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.Replicas, 1)
 	setDefault(&c.Forwarder.Ordering, forwarder.PerKey)
 	setDefault(&c.Forwarder.Settlement, forwarder.Delete)
+	setDefault(&c.Forwarder.OnDeadLetter, forwarder.Continue)
 	setDefault(&c.Forwarder.Workers, 2)
 	setDefault(&c.Forwarder.BatchSize, 20)
 	setDefault(&c.Forwarder.PollInterval, 10*time.Millisecond)
@@ -112,6 +117,9 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.ConsumerDSN, c.DSN)
 	if c.ForwarderDSN == nil {
 		c.ForwarderDSN = func(int) string { return c.DSN }
+	}
+	if c.SlotOf == nil {
+		c.SlotOf = func(int) string { return c.Forwarder.Slot }
 	}
 	var err error
 	if c.Seed, err = seed(c.Seed); err != nil {

@@ -88,22 +88,6 @@ func TestSwapLive(t *testing.T) {
 	require.Positive(t, swap.FromAMQP)
 }
 
-// One replica reads the log, the others stand by; whoever is killed, another goes on.
-func TestFromTheWAL(t *testing.T) {
-	t.Parallel()
-	onEachBroker(t, func(t *testing.T, b broker) {
-		t.Helper()
-		run(t, b, ledger.Config{Replicas: 1, Kills: 4, SelfKills: 1, Forwarder: ledger.ForwarderConfig{Slot: fromWAL}})
-		report := run(t, b, ledger.Config{
-			Replicas: 3, Kills: 8, InsertDelay: 20 * time.Millisecond, Forwarder: ledger.ForwarderConfig{Slot: fromWAL},
-		})
-		require.Positive(t, report.Crossings)
-	})
-}
-
-// fromWAL asks for a slot.
-const fromWAL = "any"
-
 // A run that is given up says why, and leaves no process: those would hold the test's
 // tables, and no goroutine, which TestMain would find.
 func TestRunEndsWithItsContext(t *testing.T) {
@@ -139,7 +123,10 @@ func onEachBroker(t *testing.T, test func(t *testing.T, b broker)) {
 
 func run(t *testing.T, b broker, cfg ledger.Config) ledger.Report {
 	t.Helper()
-	report, err := ledger.Run(t.Context(), config(t, b, cfg))
+	if cfg.DSN == "" {
+		cfg = config(t, b, cfg)
+	}
+	report, err := ledger.Run(t.Context(), cfg)
 	require.NoError(t, err)
 	ledger.Require(t, report)
 	return report

@@ -26,6 +26,7 @@ type replicas struct {
 	mortal   map[*replica]bool
 	killed   map[*replica]bool
 	frozen   map[*replica]bool
+	retired  map[*replica]bool
 	stopping bool
 	died     int
 }
@@ -44,6 +45,8 @@ func newReplicas(cfg Config, fail func(error)) *replicas {
 		mortal: map[*replica]bool{},
 		killed: map[*replica]bool{},
 		frozen: map[*replica]bool{},
+
+		retired: map[*replica]bool{},
 	}
 }
 
@@ -63,7 +66,9 @@ func (rs *replicas) startOne(ctx context.Context, mortal bool) error {
 		return nil // nobody would stop it
 	}
 	child := rs.child
+	child.Number = len(rs.all)
 	child.DSN = rs.config.ForwarderDSN(len(rs.all))
+	child.Forwarder.Slot = rs.config.SlotOf(len(rs.all))
 	child.Broker = rs.config.Broker.Address() // it may be another one by now
 	if mortal {
 		child.DieAfterBatches = 1 + rs.rand.Int64N(5)
@@ -89,7 +94,7 @@ func (rs *replicas) startOne(ctx context.Context, mortal bool) error {
 // ended judges the end of a replica, and replaces one that died as it was meant to.
 func (rs *replicas) ended(ctx context.Context, r *replica) error {
 	rs.mu.Lock()
-	mortal, killed, stopping := rs.mortal[r], rs.killed[r], rs.stopping
+	mortal, killed, retired, stopping := rs.mortal[r], rs.killed[r], rs.retired[r], rs.stopping
 	asMeant := (mortal || killed) && r.diedBySignal()
 	if asMeant {
 		rs.died++
@@ -99,7 +104,7 @@ func (rs *replicas) ended(ctx context.Context, r *replica) error {
 		defer rs.mortals.Done()
 	}
 	switch {
-	case asMeant:
+	case asMeant, retired && r.err == nil:
 		return rs.startOne(ctx, false)
 	case stopping && r.err == nil:
 		return nil
@@ -134,21 +139,31 @@ func (rs *replicas) killNow(victim *replica) error {
 
 // awaitVictim chooses among those that run; one that will kill itself is left to it.
 func (rs *replicas) awaitVictim(ctx context.Context) (*replica, error) {
+	return rs.awaitOne(ctx, func(running []*replica) *replica { return running[rs.rand.IntN(len(running))] })
+}
+
+// awaitOldest is awaitVictim of the one that was started first.
+func (rs *replicas) awaitOldest(ctx context.Context) (*replica, error) {
+	return rs.awaitOne(ctx, func(running []*replica) *replica { return running[0] })
+}
+
+// awaitOne asks until one is chosen.
+func (rs *replicas) awaitOne(ctx context.Context, choose func(running []*replica) *replica) (*replica, error) {
 	var victim *replica
 	err := await(ctx, rs.config.Patience, func() (bool, error) {
 		rs.mu.Lock()
 		defer rs.mu.Unlock()
 		var candidates []*replica
 		for _, r := range rs.all {
-			if r.isRunning() && !rs.mortal[r] && !rs.killed[r] && !rs.frozen[r] {
+			if r.isRunning() && !rs.mortal[r] && !rs.killed[r] && !rs.frozen[r] && !rs.retired[r] {
 				candidates = append(candidates, r)
 			}
 		}
 		if len(candidates) == 0 {
 			return false, nil
 		}
-		victim = candidates[rs.rand.IntN(len(candidates))]
-		return true, nil
+		victim = choose(candidates)
+		return victim != nil, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("ledger: no replica runs: %w%s", err, rs.logs())
