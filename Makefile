@@ -88,7 +88,7 @@ test: services ## start the servers if need be, then lint and test every module
 
 # Their versions stand in internal/embedded/otherservers/servers.go. Races show on one
 # server as well as on another, and so do the long tests of routers and poison queues.
-OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m -skip='^Test((RouterPlugin|PoisonPublisher)_|VeryLarge|RetentionBesideTheStream)'
+OTHER_SERVERS := go run ./otherservers -dir=../.. -- -count=1 -timeout=20m -skip='^Test((RouterPlugin|PoisonPublisher)_|VeryLarge|ManyLargeRows|RetentionBesideTheStream)'
 
 .PHONY: test-servers
 test-servers: services ## the database part of the tests on the oldest and the newest Postgres, and on an unusual one

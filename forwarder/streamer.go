@@ -67,7 +67,7 @@ func (s *streamer) await(ctx context.Context) bool {
 			return false
 		}
 	}
-	for len(s.pending) < s.config.BatchSize {
+	for len(s.pending) < s.config.BatchSize && s.pendingBytes() < s.config.BatchBytes {
 		select {
 		case more := <-s.queue:
 			s.pending = append(s.pending, more...)
@@ -77,6 +77,14 @@ func (s *streamer) await(ctx context.Context) bool {
 		break
 	}
 	return ctx.Err() == nil
+}
+
+// pendingBytes counts fewer than BatchSize changes.
+func (s *streamer) pendingBytes() (bytes int) {
+	for _, c := range s.pending {
+		bytes += c.bytes
+	}
+	return bytes
 }
 
 // batch is as many as a batch may have.
